@@ -1,0 +1,1 @@
+"""minigen: a tiny autoregressive text generator whose training has one fingerprint per config."""

@@ -1,0 +1,9 @@
+"""A user's mistake, as an exception whose text is one line: the rule, the value, the cure."""
+
+
+class MinigenError(Exception):
+    """Something that was read, or a claim, is wrong: the command line exits with status 1."""
+
+
+class OptionError(MinigenError, ValueError):
+    """An argument breaks a rule that can be decided from it alone: exit status 2."""
