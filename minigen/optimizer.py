@@ -1,0 +1,125 @@
+"""The optimizer: AdamW or SGD with momentum, one elementwise rule over all parameters at once."""
+
+from math import ldexp
+from typing import Any
+
+import numpy as np
+
+from minigen.arithmetic import Floats, ceil_log2, cos, exact_sum, grid_unit, largest_magnitude
+
+_EPSILON = 1e-8  # AdamW's guard against division by zero
+_SMALLEST_FIRST = 2.0**-400  # moments below these become +0 by our own rule, since some
+_SMALLEST_SECOND = 2.0**-800  # libraries flush subnormal numbers and some do not
+_PI = 3.141592653589793
+
+
+def adamw(
+    p: Any, g: Any, m: Any, v: Any, clip: float, keep: float, beta1: float, beta2: float,
+    rate: float, spread: float,
+) -> tuple[Any, ...]:  # fmt: skip
+    """One AdamW update of a parameter p with gradient g; returns (p, m, v).
+
+    keep = 1 − learning rate·weight decay; rate and spread hold the bias corrections: learning
+    rate/(1 − β₁ᵗ) and 1/√(1 − β₂ᵗ). Source: Loshchilov and Hutter, "Decoupled weight decay", 2019.
+    """
+    g = g * clip
+    m = beta1 * m + (1.0 - beta1) * g
+    v = beta2 * v + (1.0 - beta2) * (g * g)
+    m = np.where(np.abs(m) < _SMALLEST_FIRST, 0.0, m)
+    v = np.where(v < _SMALLEST_SECOND, 0.0, v)
+    return p * keep - rate * m / (np.sqrt(v) * spread + _EPSILON), m, v
+
+
+def sgd(
+    p: Any, g: Any, momentum: Any, clip: float, keep: float, decay: float, rate: float
+) -> tuple[Any, ...]:
+    """One SGD update with momentum (decay of the velocity) of p; returns (p, momentum)."""
+    momentum = decay * momentum + g * clip
+    momentum = np.where(np.abs(momentum) < _SMALLEST_FIRST, 0.0, momentum)
+    return p * keep - rate * momentum, momentum
+
+
+def norm(x: Floats) -> float:
+    """Euclidean norm √Σx²: squares on a grid, scaled so that the sum of all stays within 2^53."""
+    unit = grid_unit(largest_magnitude(x), 0)
+    scale = ldexp(1.0, 53 - ceil_log2(x.size))
+    scaled = x * (1.0 / unit)
+    total = exact_sum(np.rint(scaled * scaled * scale))
+    return float(np.sqrt(total / scale)) * unit
+
+
+class Optimizer:
+    """The state of the update rule: moments, flat like the parameters, and the step count.
+
+    Arguments are the keys of the config's ``[optimizer]`` table and the steps of the schedule.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        total_steps: int,
+        name: str,
+        learning_rate: float,
+        betas: tuple[float, float],
+        momentum: float,
+        weight_decay: float,
+        gradient_clip: float,
+        warmup_steps: int,
+        decay: str,
+    ):
+        self.name = name
+        self.peak_learning_rate, self.total_steps = learning_rate, total_steps
+        self.betas, self.momentum = betas, momentum
+        self.weight_decay, self.gradient_clip = weight_decay, gradient_clip
+        self.warmup_steps, self.decay = warmup_steps, decay
+        self.moments = {key: np.zeros(size) for key in {"adamw": "mv", "sgd": "m"}[name]}
+        self.step = 0
+        self._beta_powers = (1.0, 1.0)
+
+    def resume(self, step: int) -> None:
+        """Take up after ``step`` updates; βᵗ is the same product of t factors as it was then."""
+        self.step, self._beta_powers = step, (1.0, 1.0)
+        for _ in range(step):
+            self._advance_beta_powers()
+
+    def _advance_beta_powers(self) -> None:
+        first, second = self._beta_powers
+        self._beta_powers = (first * self.betas[0], second * self.betas[1])
+
+    def learning_rate(self, step: int) -> float:
+        """Learning rate of the step-th update, from 1: linear warm-up, then the decay.
+
+        The decay starts from the peak at the first step behind the warm-up and would reach 0 one
+        step behind the last: linear 1 − t, cosine (1 + cos πt)/2.
+        """
+        if step <= self.warmup_steps:
+            return self.peak_learning_rate * (step / self.warmup_steps)
+        t = (step - 1 - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps)
+        factor = {"constant": 1.0, "linear": 1.0 - t, "cosine": 0.5 + 0.5 * float(cos(_PI * t))}
+        return self.peak_learning_rate * factor[self.decay]
+
+    def update(self, parameters: Floats, gradient: Floats) -> float:
+        """Take one step in place on flat parameters (P,); returns its learning rate.
+
+        The gradient's norm is clipped to ``gradient_clip`` (0 = never).
+        """
+        from minigen.kernels import update  # imports scipy, which generation does without
+
+        self.step += 1
+        self._advance_beta_powers()
+        rate = self.learning_rate(self.step)
+        keep = 1.0 - rate * self.weight_decay
+        clip = 1.0
+        if self.gradient_clip > 0.0:
+            length = norm(gradient)
+            clip = self.gradient_clip / length if length > self.gradient_clip else 1.0
+        if self.name == "adamw":
+            first, second = self._beta_powers
+            spread = 1.0 / float(np.sqrt(1.0 - second))
+            scalars = (clip, keep, *self.betas, rate / (1.0 - first), spread)
+            update(adamw, parameters, gradient, tuple(self.moments.values()), scalars)
+        else:
+            scalars = (clip, keep, self.momentum, rate)
+            update(sgd, parameters, gradient, tuple(self.moments.values()), scalars)
+        return rate
