@@ -98,7 +98,7 @@ def exp_table(bits: int) -> Floats:
     """2^(bits − m/1024) for m = 0 … 1024·(bits + 2): what ``integer_exp`` looks up. Read-only."""
     octaves = np.ldexp(1.0, bits - np.arange(bits + 3))  # (bits + 3,)
     descending = np.append(1.0, 0.5 * _ROOTS[:0:-1])  # 2^(-m/1024), (1024,)
-    table = (octaves[:, None] * descending).reshape(-1)[: _STEPS * (bits + 2) + 1]
+    table: Floats = (octaves[:, None] * descending).reshape(-1)[: _STEPS * (bits + 2) + 1]
     table.flags.writeable = False
     return table
 
@@ -118,7 +118,8 @@ def integer_exp(gap: Floats, bits: int) -> Floats:
     step = exp_step(gap)
     # exp(−gap) = 2^(−step/1024)·exp(step·ln 2/1024 − gap)
     remainder = exp_remainder(-gap, -step)
-    return np.rint(remainder * exp_table(bits).take(step.astype(np.int64)))
+    weight: Floats = np.rint(remainder * exp_table(bits).take(step.astype(np.int64)))
+    return weight
 
 
 def log(x: ArrayLike) -> Any:
@@ -179,14 +180,16 @@ def grid_bits(longest_sum: int) -> int:
 
 
 def grid_unit(largest: float, bits: int) -> float:
-    """Return the power of two that makes magnitudes up to ``largest`` integers of ``bits`` bits."""
+    """Return the smallest power of two by which magnitudes up to ``largest`` are ≤ 2^bits."""
     if not largest < ldexp(1.0, _EXPONENT_LIMIT):
         raise MinigenError(f"magnitudes must be finite and below 2^400 (got {largest!r})")
-    return ldexp(1.0, max(frexp(largest)[1], -_EXPONENT_LIMIT) - bits)
+    mantissa, exponent = frexp(largest)
+    exponent -= mantissa == 0.5  # 2^bits itself counts as inside, so that rounding twice is once
+    return ldexp(1.0, max(exponent, -_EXPONENT_LIMIT) - bits)
 
 
 def largest_magnitude(x: Floats) -> float:
-    """max |x|, NaN if one is there, 0 if x is empty."""
+    """Return max |x|: NaN if one is there, 0 if x is empty."""
     return max(float(np.max(x)), -float(np.min(x))) if x.size else 0.0
 
 
@@ -204,10 +207,10 @@ def round_to_grid(
 
 
 def exact_matmul(a: Floats, b: Floats, out: Floats | None = None) -> Floats:
-    """a·b of integer-valued operands, sums of magnitudes within 2^53: the same bits in any order."""
+    """a·b of integer-valued operands, sums of magnitudes within 2^53: same bits in any order."""
     return np.matmul(a, b, out=out)
 
 
 def exact_sum(x: NDArray[Any], axis: int | None = None, keepdims: bool = False) -> Any:
     """Sum of integers: float64-held within 2^53, or int64. Exact, hence the same in any order."""
-    return np.add.reduce(x, axis=axis, keepdims=keepdims)
+    return np.add.reduce(x, axis=axis, keepdims=keepdims)  # type: ignore[call-overload]
