@@ -45,16 +45,20 @@ def weight_bits(vocab_size: int) -> int:
 
 
 def gaps(z: Floats) -> Floats:
-    """max z − z over the last axis: how far each logit lies below the best one, ≥ 0.
+    """Return max z − z over the last axis: how far each logit lies below the best one, ≥ 0.
 
-    −inf stands for "never"; a row with NaN, +inf or nothing but −inf raises MinigenError.
+    −inf stands for "never"; a row with NaN, +inf or nothing but −inf raises MinigenError, and so
+    does an empty one.
     """
+    if z.ndim == 0 or z.shape[-1] == 0:
+        raise MinigenError(f"logits must hold at least one number (got shape {z.shape})")
     best = z.max(axis=-1, keepdims=True)
     if not np.isfinite(best).all():
         culprit = best[~np.isfinite(best)][0]
         cause = "all are -inf" if culprit == -np.inf else f"one is {culprit}"
         raise MinigenError(f"logits must hold a finite largest value ({cause}); check the weights")
-    gap: Floats = best - z
+    with np.errstate(over="ignore"):  # a gap beyond the largest float is inf: weight 0
+        gap: Floats = best - z
     return gap
 
 
@@ -78,7 +82,7 @@ def log_softmax(z: ArrayLike) -> Floats:
     z = np.asarray(z, dtype=np.float64)
     gap = gaps(z)
     S = exact_sum(integer_exp(gap, weight_bits(z.shape[-1])), axis=-1, keepdims=True)
-    result: Floats = -gap - log_partition(S, z.shape[-1])
+    result: Floats = 0.0 - gap - log_partition(S, z.shape[-1])  # 0.0: a sure token has +0
     return result
 
 
@@ -94,7 +98,7 @@ def loss_and_gradient(logits: ArrayLike, target: int) -> tuple[float, Floats]:
     logits (V,), target an index in [0, V); returns (nats, (V,)).
     """
     z = np.asarray(logits, dtype=np.float64)
-    if z.ndim != 1 or not 0 <= target < z.shape[0]:
+    if z.ndim != 1 or target not in range(z.shape[0]):
         raise OptionError(
             f"target must be an index into the (V,) logits (got {target} for shape {z.shape})"
         )
@@ -119,7 +123,7 @@ _LOSS_LIMIT = 4096.0  # nats: where one prediction costs more, the weights have 
 
 def integer_losses(losses: Floats) -> NDArray[np.int64]:
     """Round losses in nats to integers of 2^-32 nats, so that they add up in any order. (N,)."""
-    worst = float(losses.max())
+    worst = float(losses.max(initial=0.0))
     if not worst < _LOSS_LIMIT:
         raise MinigenError(f"a loss must stay below {_LOSS_LIMIT:g} nats (got {worst:g})")
     return np.rint(losses * (1.0 / LOSS_UNIT)).astype(np.int64)
