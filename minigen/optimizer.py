@@ -114,12 +114,15 @@ class Optimizer:
         if self.gradient_clip > 0.0:
             length = norm(gradient)
             clip = self.gradient_clip / length if length > self.gradient_clip else 1.0
-        if self.name == "adamw":
-            first, second = self._beta_powers
-            spread = 1.0 / float(np.sqrt(1.0 - second))
-            scalars = (clip, keep, *self.betas, rate / (1.0 - first), spread)
-            update(adamw, parameters, gradient, tuple(self.moments.values()), scalars)
-        else:
-            scalars = (clip, keep, self.momentum, rate)
-            update(sgd, parameters, gradient, tuple(self.moments.values()), scalars)
+        moments = tuple(self.moments.values())
+        with np.errstate(over="ignore", invalid="ignore"):  # the next step's range check tells
+            if self.name == "adamw":
+                first, second = self._beta_powers
+                spread = 1.0 / float(np.sqrt(1.0 - second))
+                bias_corrected = (rate / (1.0 - first), spread)
+                update(
+                    adamw, parameters, gradient, moments, (clip, keep, *self.betas, *bias_corrected)
+                )
+            else:
+                update(sgd, parameters, gradient, moments, (clip, keep, self.momentum, rate))
         return rate
