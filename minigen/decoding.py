@@ -1,0 +1,500 @@
+"""One decision: logits, the text so far, a policy and one random word become the next token.
+
+Logit rules (penalties, bans) work on floats elementwise. Filters work on the integer weights of
+``head.weights``: what they compare and add up is exact, zero stays zero, one token always remains.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from fractions import Fraction
+from functools import cache
+from math import inf, isfinite, sqrt, ulp
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from minigen import arithmetic, head
+from minigen.arithmetic import Floats, ceil_log2, exact_sum
+from minigen.errors import MinigenError, OptionError
+from minigen.tokenizer import END_OF_TEXT
+
+Integers = NDArray[np.int64]
+Words = NDArray[np.uint64]
+
+
+# ── Logit rules: (..., V) → (..., V) ─────────────────────────────────────────────────────────────
+
+
+def add_bias(z: Floats, bias: Mapping[int, float]) -> Floats:
+    """Add a constant to the logits of some tokens. Source: OpenAI API, ``logit_bias``."""
+    z = z.copy()
+    z[..., list(bias)] += list(bias.values())
+    return z
+
+
+def penalize_repetition(z: Floats, counts: Floats, penalty: float) -> Floats:
+    """Divide positive logits of tokens that occurred by the penalty, multiply negative ones.
+
+    Source: Keskar et al. 2019, "CTRL", section 4.1; the sign rule is the transformers library's.
+    """
+    return np.where(counts > 0, np.where(z < 0, z * penalty, z / penalty), z)
+
+
+def penalize_frequency(z: Floats, counts: Floats, penalty: float) -> Floats:
+    """Subtract the penalty once for every occurrence. Source: OpenAI API, ``frequency_penalty``."""
+    return z - penalty * counts
+
+
+def penalize_presence(z: Floats, counts: Floats, penalty: float) -> Floats:
+    """Subtract the penalty once if the token occurred. Source: OpenAI API, ``presence_penalty``."""
+    return z - penalty * (counts > 0)
+
+
+def forbid(z: Floats, tokens: Any, rule: str) -> Floats:
+    """Give tokens (a mask of z's shape, or ids of the last axis) the logit −inf.
+
+    Source: Paulus et al. 2017, section 2.5, for n-grams. A rule that leaves nothing is an error.
+    """
+    z = z.copy()
+    z[tokens if isinstance(tokens, np.ndarray) else (..., tokens)] = -np.inf
+    if not np.isfinite(z.max(axis=-1)).all():
+        raise MinigenError(f"{rule} leaves no token to choose from; loosen it or leave it out")
+    return z
+
+
+# ── Filters ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def scale_temperature(z: Floats, temperature: float) -> Floats:
+    """Divide logits by the temperature. Source: Ackley et al. 1985, "Boltzmann machines".
+
+    The largest is subtracted first: tiny temperatures overflow to −inf, and never to NaN.
+    """
+    with np.errstate(over="ignore"):
+        scaled: Floats = head.gaps(z) / -temperature
+    return scaled
+
+
+def keep_top_k(z: Floats, k: int) -> Floats:
+    """Keep the k largest logits, and those tied with the k-th. Source: Fan et al. 2018."""
+    rank = z.shape[-1] - k
+    if rank <= 0:
+        return z
+    kth = np.partition(z, rank, axis=-1)[
+        ..., rank, None
+    ]  # a value, so the order of ties is no matter
+    return np.where(z < kth, -np.inf, z)
+
+
+@cache
+def decimal(number: float) -> Fraction:
+    """Return the number as the decimal that was written: 0.1 is 1/10."""
+    return Fraction(repr(float(number)))
+
+
+def slack(S: Floats) -> Floats:
+    """⌊S/2⁴⁰⌋: by how much a token may miss a threshold and still be kept.
+
+    Logits are rounded logarithms, so p = 0.1 arrives as 0.1 ± 10⁻¹⁶: without slack a token that
+    stands exactly at a threshold would go or stay by chance.
+    """
+    return np.floor(S * 2.0**-40)
+
+
+def share(fraction: float, of: Floats) -> Floats:
+    """⌈fraction·of⌉ of integers below 2⁵³, exact, elementwise."""
+    part = decimal(fraction)
+    shares = [-(-part.numerator * int(x) // part.denominator) for x in of.flat]
+    return np.array(shares, dtype=np.float64).reshape(of.shape)
+
+
+def keep_top_p(w: Floats, p: float) -> Floats:
+    """Keep the smallest set of likeliest tokens with a mass of p; of equals, the lower ids.
+
+    Source: Holtzman et al. 2019, "The curious case of neural text degeneration".
+    """
+    ordered = np.sort(w, axis=-1)[..., ::-1]  # values alone, so the order of ties is no matter
+    cumulative = np.add.accumulate(ordered, axis=-1)
+    S = cumulative[..., -1:]
+    kept = 1 + exact_sum(cumulative < share(p, S) - slack(S), axis=-1, keepdims=True)  # (..., 1)
+    last = np.take_along_axis(ordered, kept - 1, axis=-1)
+    tied = w == last
+    room = kept - exact_sum(w > last, axis=-1, keepdims=True)  # for this many of the tied
+    return np.where(
+        (w > last) | (tied & (np.add.accumulate(tied, axis=-1, dtype=np.int64) <= room)), w, 0.0
+    )
+
+
+def _keep_from(w: Floats, threshold: Floats) -> Floats:
+    """Keep weights from the threshold on, and the largest one in any case."""
+    return np.where((w >= threshold) | (w == w.max(axis=-1, keepdims=True)), w, 0.0)
+
+
+def keep_min_p(w: Floats, p: float) -> Floats:
+    """Keep tokens at least p times as likely as the best one. Source: Nguyen et al. 2024."""
+    S = exact_sum(w, axis=-1, keepdims=True)
+    return _keep_from(w, share(p, w.max(axis=-1, keepdims=True)) - slack(S))
+
+
+def surprisal_and_entropy(w: Floats, S: Floats) -> tuple[Floats, Floats]:
+    """−ln p (..., V) and the entropy −Σ p·ln p (..., 1) in nats; in −ln p, weights are at least 1.
+
+    A term p·(−ln p) is at most 1/e, so the sum is made of integers in steps of 2^-B.
+    """
+    surprisal = arithmetic.log(S) - arithmetic.log(np.maximum(w, 1.0))
+    unit = 2.0 ** (ceil_log2(w.shape[-1]) - 52)
+    terms = np.rint(w / S * surprisal * (1.0 / unit))
+    return surprisal, exact_sum(terms, axis=-1, keepdims=True) * unit
+
+
+def keep_typical_p(w: Floats, p: float) -> Floats:
+    """Keep a mass of p of the tokens whose −ln p is nearest to the entropy, with all ties.
+
+    Source: Meister et al. 2022, "Locally typical sampling".
+    """
+    S = exact_sum(w, axis=-1, keepdims=True)
+    surprisal, entropy = surprisal_and_entropy(w, S)
+    distance = np.where(w > 0, np.abs(surprisal - entropy), np.inf)
+    order = np.argsort(distance, axis=-1, kind="stable")
+    cumulative = np.add.accumulate(np.take_along_axis(w, order, axis=-1), axis=-1)
+    before = exact_sum(cumulative < share(p, S) - slack(S), axis=-1, keepdims=True)
+    last = np.take_along_axis(order, before, axis=-1)
+    return np.where(distance <= np.take_along_axis(distance, last, axis=-1), w, 0.0)
+
+
+def keep_epsilon(w: Floats, epsilon: float) -> Floats:
+    """Keep tokens of probability ε or more, and the best. Source: Hewitt et al. 2022."""
+    S = exact_sum(w, axis=-1, keepdims=True)
+    return _keep_from(w, share(epsilon, S) - slack(S))
+
+
+def keep_eta(w: Floats, epsilon: float) -> Floats:
+    """Keep tokens of probability min(ε, √ε·exp(−entropy)) or more, and the best.
+
+    Source: Hewitt et al. 2022, "Truncation sampling as language model desmoothing".
+    """
+    S = exact_sum(w, axis=-1, keepdims=True)
+    _, entropy = surprisal_and_entropy(w, S)
+    eta = np.minimum(epsilon, sqrt(epsilon) * arithmetic.exp(-entropy))
+    return _keep_from(w, eta * S - slack(S))
+
+
+# ── The draw ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def scale_words(words: Words, S: Floats) -> Floats:
+    """⌊word·S/2⁶⁴⌋, elementwise and exact, from products of halves; S integers below 2⁵³."""
+    half, mask = np.uint64(32), np.uint64(0xFFFFFFFF)
+    total = S.astype(np.uint64)
+    high, low = words >> half, words & mask
+    total_high, total_low = total >> half, total & mask
+    middle = high * total_low  # the one product that fills 64 bits
+    rest = (middle & mask) + low * total_high + (low * total_low >> half)
+    scaled: Floats = (high * total_high + (middle >> half) + (rest >> half)).astype(np.float64)
+    return scaled
+
+
+def draw(w: Floats, words: Words) -> Integers:
+    """Draw one token a row: the first whose cumulative weight exceeds ⌊word·S/2⁶⁴⌋.
+
+    w (R, V) integer weights, words (R,); returns (R,). A weight of 0 is never drawn and the last
+    token never overrun; each probability is within 2⁻⁶⁴ of w/S.
+    """
+    cumulative = np.add.accumulate(w, axis=-1)  # (R, V)
+    point = scale_words(words, cumulative[:, -1])  # (R,)
+    drawn: Integers = (cumulative > point[:, None]).argmax(axis=-1)
+    return drawn
+
+
+# ── The texts so far ─────────────────────────────────────────────────────────────────────────────
+
+
+class Ngrams:
+    """The n-grams of one text: which tokens would complete one that it already holds."""
+
+    def __init__(self, size: int):
+        self._size = size
+        self._text: list[int] = []
+        self._followers: dict[tuple[int, ...], dict[int, int]] = {}  # n − 1 tokens → next → times
+
+    def _prefix(self) -> tuple[int, ...] | None:
+        start = len(self._text) - self._size + 1
+        return tuple(self._text[start:]) if start >= 0 else None
+
+    def repeating(self) -> list[int]:
+        """Tokens that, coming next, would repeat an n-gram."""
+        return list(self._followers.get(self._prefix() or (), ()))
+
+    def append(self, token: int) -> None:
+        """Add a token to the text."""
+        prefix = self._prefix()
+        if prefix is not None:
+            times = self._followers.setdefault(prefix, {})
+            times[token] = times.get(token, 0) + 1
+        self._text.append(token)
+
+    def pop(self) -> None:
+        """Take the last token back."""
+        token = self._text.pop()
+        prefix = self._prefix()
+        if prefix is not None:
+            times = self._followers[prefix]
+            times[token] -= 1
+            if not times[token]:
+                del times[token]
+
+    def copy(self) -> "Ngrams":
+        """Return an independent copy."""
+        copy = Ngrams(self._size)
+        copy._text = self._text.copy()
+        copy._followers = {prefix: times.copy() for prefix, times in self._followers.items()}
+        return copy
+
+
+class History:
+    """What the logit rules ask about R texts so far, kept up to date token by token.
+
+    ``new_tokens``: how many were appended; ``counts`` (R, V): occurrences of each token;
+    ``ngrams``: an index a text. Only what the policy asks for is kept; a token costs the same at
+    any length.
+    """
+
+    def __init__(
+        self, policy: "Policy", texts: Sequence[Sequence[int]], vocab_size: int, new_tokens: int = 0
+    ):
+        self.new_tokens = new_tokens
+        self.counts: Floats | None = None
+        self.ngrams: list[Ngrams] | None = None
+        if policy.counts_tokens:
+            self.counts = np.zeros((len(texts), vocab_size))
+            for counts, text in zip(self.counts, texts, strict=True):
+                np.add.at(counts, np.array(text, dtype=np.int64), 1.0)
+        if policy.no_repeat_ngram_size:
+            self.ngrams = [Ngrams(policy.no_repeat_ngram_size) for _ in texts]
+            for ngrams, text in zip(self.ngrams, texts, strict=True):
+                for token in text:
+                    ngrams.append(int(token))
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Add one token to each text."""
+        self.new_tokens += 1
+        if self.counts is not None:
+            self.counts[np.arange(len(tokens)), tokens] += 1.0
+        if self.ngrams is not None:
+            for ngrams, token in zip(self.ngrams, tokens, strict=True):
+                ngrams.append(token)
+
+    def pop(self, tokens: Sequence[int]) -> None:
+        """Take the last token of each text back: the ones that were appended last."""
+        self.new_tokens -= 1
+        if self.counts is not None:
+            self.counts[np.arange(len(tokens)), tokens] -= 1.0
+        if self.ngrams is not None:
+            for ngrams in self.ngrams:
+                ngrams.pop()
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these texts, in this order; a text may be named more than once."""
+        if self.counts is not None:
+            self.counts = self.counts[list(rows)]
+        if self.ngrams is not None:
+            first = {row: i for i, row in reversed(list(enumerate(rows)))}
+            self.ngrams = [
+                self.ngrams[row] if first[row] == i else self.ngrams[row].copy()
+                for i, row in enumerate(rows)
+            ]
+
+
+# ── The policy ───────────────────────────────────────────────────────────────────────────────────
+
+_RANGES = {  # option: lowest, highest, rule, cure
+    "temperature": (0.0, inf, "at least 0", "0 is greedy, 1 changes nothing"),
+    "top_p": (0.0, 1.0, "between 0 and 1", "leave it out to switch it off"),
+    "min_p": (0.0, 1.0, "between 0 and 1", "leave it out to switch it off"),
+    "typical_p": (0.0, 1.0, "between 0 and 1", "leave it out to switch it off"),
+    "epsilon_cutoff": (0.0, 1.0, "between 0 and 1", "leave it out to switch it off"),
+    "eta_cutoff": (0.0, 1.0, "between 0 and 1", "leave it out to switch it off"),
+    "repetition_penalty": (ulp(0.0), inf, "greater than 0", "1 is off"),
+    "frequency_penalty": (-inf, inf, "finite", "0 is off"),
+    "presence_penalty": (-inf, inf, "finite", "0 is off"),
+}
+_COUNTS = ("top_k", "no_repeat_ngram_size", "min_new_tokens")
+
+
+def _real(name: str, value: Any, lowest: float, highest: float, rule: str, cure: str) -> float:
+    if isinstance(value, Real) and not isinstance(value, bool):
+        with suppress(OverflowError):
+            number = float(value)
+            if isfinite(number) and lowest <= number <= highest:
+                return number
+    raise OptionError(f"{name} must be a number, {rule} (got {value!r}); {cure}")
+
+
+def _whole(name: str, value: Any, cure: str) -> int:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 0:
+        raise OptionError(f"{name} must be a whole number, at least 0 (got {value!r}); {cure}")
+    return int(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """How the next token is chosen; the rules apply in the order of the fields.
+
+    ``temperature=0``, ``top_k=1`` and ``top_p=0`` are greedy: the largest logit, of equals the
+    lowest id, and no word is drawn. None, and ``top_k=0``, are off. Options out of range raise
+    OptionError.
+
+    >>> Policy(top_p=0.8).probabilities(np.log([0.3, 0.1, 0.1, 0.5])).round(3).tolist()
+    [0.375, 0.0, 0.0, 0.625]
+    """
+
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    no_repeat_ngram_size: int | None = None
+    suppress_tokens: Sequence[int] = ()
+    min_new_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    epsilon_cutoff: float | None = None
+    eta_cutoff: float | None = None
+
+    def __post_init__(self) -> None:
+        checked: dict[str, Any] = {}
+        for name, limits in _RANGES.items():
+            if getattr(self, name) is not None:
+                checked[name] = _real(name, getattr(self, name), *limits)
+        for name in _COUNTS:
+            if getattr(self, name) is not None:
+                checked[name] = _whole(name, getattr(self, name), "0 is off")
+        named = "ids are those of `minigen next`"
+        checked["suppress_tokens"] = tuple(
+            _whole("a suppressed token's id", token, named) for token in self.suppress_tokens
+        )
+        checked["logit_bias"] = {
+            _whole("a biased token's id", token, named): _real(
+                "a logit bias", bias, -inf, inf, "finite", "to forbid a token, suppress it"
+            )
+            for token, bias in self.logit_bias.items()
+        }
+        for option in fields(self):  # None is off, which every default is
+            object.__setattr__(self, option.name, checked.get(option.name, option.default))
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the largest logit is taken, without a random word."""
+        return self.temperature == 0 or self.top_k == 1 or self.top_p == 0
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether a rule asks how often each token occurred."""
+        return self.repetition_penalty != 1 or bool(self.frequency_penalty or self.presence_penalty)
+
+    def adjust(self, logits: Floats, history: History) -> Floats:
+        """Apply the logit rules. logits (R, V), a row for each text of the history → (R, V)."""
+        self._check_ids(logits.shape[-1])
+        z = logits
+        if self.logit_bias:
+            z = add_bias(z, self.logit_bias)
+        if history.counts is not None:
+            with np.errstate(over="ignore"):  # what overflows is refused by the head
+                z = penalize_repetition(z, history.counts, self.repetition_penalty)
+                z = penalize_frequency(z, history.counts, self.frequency_penalty)
+                z = penalize_presence(z, history.counts, self.presence_penalty)
+        if history.ngrams is not None:
+            repeating = np.zeros(z.shape, dtype=bool)
+            for mask, ngrams in zip(repeating, history.ngrams, strict=True):
+                mask[ngrams.repeating()] = True
+            z = forbid(z, repeating, f"no_repeat_ngram_size={self.no_repeat_ngram_size}")
+        if self.suppress_tokens:
+            z = forbid(z, list(self.suppress_tokens), "suppress_tokens")
+        if history.new_tokens < self.min_new_tokens and z.shape[-1] > END_OF_TEXT:
+            z = forbid(z, [END_OF_TEXT], f"min_new_tokens={self.min_new_tokens}")
+        return z
+
+    def weights(self, logits: Floats, history: History) -> Floats:
+        """Apply every rule and filter: integer weights (R, V), p = w/Σw. Greedy gives one-hots."""
+        z = self.adjust(logits, history)
+        if self.greedy:
+            w = np.zeros(z.shape)
+            w[np.arange(len(z)), _best(z)] = 1.0
+            return w
+        if self.temperature != 1:
+            z = scale_temperature(z, self.temperature)
+        if self.top_k:
+            z = keep_top_k(z, self.top_k)
+        w, _ = head.weights(z)
+        if self.top_p is not None and self.top_p < 1:  # 1 is off; with slack it would cut the tail
+            w = keep_top_p(w, self.top_p)
+        if self.min_p:
+            w = keep_min_p(w, self.min_p)
+        if self.typical_p is not None and self.typical_p < 1:
+            w = keep_typical_p(w, self.typical_p)
+        if self.epsilon_cutoff:
+            w = keep_epsilon(w, self.epsilon_cutoff)
+        if self.eta_cutoff:
+            w = keep_eta(w, self.eta_cutoff)
+        return w
+
+    def next_tokens(self, logits: Floats, history: History, words: Words | None) -> Integers:
+        """Choose one token a row: logits (R, V), words (R,), None for greedy → ids (R,)."""
+        if self.greedy:
+            return _best(self.adjust(logits, history))
+        assert words is not None
+        return draw(self.weights(logits, history), words)
+
+    def probabilities(
+        self, logits: ArrayLike, history: Sequence[int] = (), *, prompt_length: int = 0
+    ) -> Floats:
+        """Probabilities after all rules and filters. logits (V,) or (R, V) → the same shape.
+
+        ``history`` holds the ids of prompt and continuation so far, the same for all rows; its
+        first ``prompt_length`` ids do not count as new tokens.
+        """
+        z = np.asarray(logits, dtype=np.float64)
+        rows = np.atleast_2d(z)
+        w = self.weights(rows, self._history(rows, history, prompt_length))
+        p: Floats = w / exact_sum(w, axis=-1, keepdims=True)
+        return p.reshape(z.shape)
+
+    def choose(
+        self,
+        logits: ArrayLike,
+        history: Sequence[int] = (),
+        word: int = 0,
+        *,
+        prompt_length: int = 0,
+    ) -> int:
+        """Choose a token: logits (V,), one 64-bit word, which greedy ignores → its id."""
+        rows = np.atleast_2d(np.asarray(logits, dtype=np.float64))
+        words = np.array([word], dtype=np.uint64)
+        return int(self.next_tokens(rows, self._history(rows, history, prompt_length), words)[0])
+
+    def _history(self, rows: Floats, history: Sequence[int], prompt_length: int) -> History:
+        for token in history:
+            if not 0 <= token < rows.shape[-1]:
+                raise OptionError(f"history takes ids below {rows.shape[-1]} (got {token})")
+        new_tokens = max(0, len(history) - prompt_length)
+        return History(self, [history] * len(rows), rows.shape[-1], new_tokens)
+
+    def _check_ids(self, vocab_size: int) -> None:
+        for name in ("suppress_tokens", "logit_bias"):
+            for token in getattr(self, name):
+                if token >= vocab_size:
+                    raise MinigenError(
+                        f"{name} takes ids below {vocab_size}, the size of this vocabulary "
+                        f"(got {token})"
+                    )
+
+
+def _best(z: Floats) -> Integers:
+    """Id of the largest logit, of equals the lowest. (R, V) → (R,)."""
+    best: Integers = head.gaps(z).argmin(axis=-1)
+    return best
