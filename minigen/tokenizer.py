@@ -1,0 +1,277 @@
+"""A tokenizer turns bytes into integer ids and back: a byte is its own value, merges come above.
+
+Inside minigen a text is a string of *characters*, each of which stands for one id of the byte
+vocabulary: chr(0) … chr(255) are the bytes and chr(256) is `<|endoftext|>`, which no bytes can
+spell. `bytes.decode("latin-1")` is all it takes, any bytes are legal, and the UTF-16 code units of
+such a string are its ids.
+"""
+
+import codecs
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from minigen.errors import MinigenError, OptionError
+
+if TYPE_CHECKING:  # generation with the plain byte vocabulary never imports it
+    from tokenizers import Tokenizer
+
+END_OF_TEXT = 256
+END_OF_TEXT_CHARACTER = chr(END_OF_TEXT)
+BYTE_VOCABULARY = 257
+
+# Merges stay inside a word: letters, digits or signs with the space before them, or white space.
+# Bytes from 0x80 on count as letters. A word is at most 60 bytes and a space long (whole
+# characters of 2, 3 or 4 bytes), so that text without spaces is no trouble; a line end closes it.
+_LETTER, _BLANK = "A-Za-z\x80-\xff", "\t\v\f\r "
+_WORD = re.compile(
+    f" ?[{_LETTER}]{{1,60}}"
+    f"| ?[0-9]{{1,60}}"
+    f"| ?[^{_LETTER}0-9{_BLANK}\n{END_OF_TEXT_CHARACTER}]{{1,60}}"
+    f"|{END_OF_TEXT_CHARACTER}"
+    f"|[{_BLANK}]{{0,59}}\n"
+    # The last blank before a word is left to the word.
+    f"|[{_BLANK}]{{1,60}}(?![^{_BLANK}\n{END_OF_TEXT_CHARACTER}])"
+    f"|[{_BLANK}]"
+)
+_LONGEST_WORD = 61
+_REMEMBERED_WORDS = 1 << 17
+
+
+class Encoding:
+    """The ids of one text: `array` (T,) of the smallest unsigned type, `ids` the same as a list."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self.array = array
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    @property
+    def ids(self) -> list[int]:
+        """The ids as Python integers."""
+        ids: list[int] = self.array.tolist()
+        return ids
+
+
+class ByteTokenizer:
+    """Byte-level byte-pair encoding (Sennrich et al. 2016): 256 bytes, `<|endoftext|>`, merges.
+
+    `merges` lists pairs of ids in the order learned; merge i makes token 257 + i. Every text
+    round-trips: `decode(encode(text).ids)` gives its bytes.
+
+    >>> ByteTokenizer([(104, 105)]).encode("hi, hi").ids
+    [257, 44, 32, 257]
+    """
+
+    def __init__(self, merges: Sequence[tuple[int, int]] = ()) -> None:
+        self._bytes = [bytes([value]) for value in range(256)] + [b""]
+        for left, right in merges:
+            size = len(self._bytes)
+            if not (0 <= left < size and 0 <= right < size) or END_OF_TEXT in (left, right):
+                raise MinigenError(
+                    f"merge {size - BYTE_VOCABULARY} must join two tokens below {size} other than "
+                    f"<|endoftext|> (got {left}, {right}); the tokenizer is damaged"
+                )
+            self._bytes.append(self._bytes[left] + self._bytes[right])
+            # Doubling merges would otherwise fill the memory from a few bytes of a file.
+            if len(self._bytes[-1]) > _LONGEST_WORD:
+                raise MinigenError(
+                    f"token {size} must be at most {_LONGEST_WORD} bytes long "
+                    f"(got {len(self._bytes[-1])}); the tokenizer is damaged"
+                )
+        if len(set(self._bytes)) < len(self._bytes):
+            raise MinigenError("two merges spell the same token; the tokenizer is damaged")
+        self.merges = tuple((int(left), int(right)) for left, right in merges)
+        self.vocab_size = len(self._bytes)
+        self.dtype = np.dtype("<u2" if self.vocab_size <= 1 << 16 else "<u4")
+        self._tokens_of_word: dict[str, bytes] = {}
+
+    def encode(self, text: str | bytes) -> Encoding:
+        """Return the ids of a text; a `str` is taken as UTF-8."""
+        return Encoding(np.concatenate(list(self.encode_stream([characters(text)]))))
+
+    def encode_stream(self, texts: Iterable[str]) -> Iterator[NDArray[Any]]:
+        """Yield the ids of one long text of characters that arrives in blocks, cut anywhere.
+
+        Where the blocks are cut changes no id. Memory is bounded by the blocks.
+        """
+        if not self.merges:
+            for text in texts:
+                yield np.frombuffer(text.encode("utf-16-le"), self.dtype)
+            return
+        for words in _words(texts):
+            unseen = set(words).difference(self._tokens_of_word)
+            if len(self._tokens_of_word) + len(unseen) > _REMEMBERED_WORDS:
+                self._tokens_of_word.clear()
+                unseen = set(words)
+            self._remember(list(unseen))
+            joined = b"".join(map(self._tokens_of_word.__getitem__, words))
+            yield np.frombuffer(joined, self.dtype)
+
+    def _remember(self, words: list[str]) -> None:
+        """Encode new words with the library, on all cores: lists of words, ended by chr(256)."""
+        lists = [words[start : start + 512] for start in range(0, len(words), 512)]
+        texts = ["".join(word + END_OF_TEXT_CHARACTER for word in part) for part in lists]
+        encodings = self._library.encode_batch_fast(texts, add_special_tokens=False)
+        for part, encoding in zip(lists, encodings, strict=True):
+            ids = np.array(encoding.ids, self.dtype)
+            ends = np.flatnonzero(ids == END_OF_TEXT).tolist()
+            if END_OF_TEXT_CHARACTER in part:
+                ends.remove(ends[part.index(END_OF_TEXT_CHARACTER)])
+            data, width, start = ids.tobytes(), self.dtype.itemsize, 0
+            for word, end in zip(part, ends, strict=True):
+                self._tokens_of_word[word] = data[start * width : end * width]
+                start = end + 1
+
+    @cached_property
+    def _library(self) -> "Tokenizer":
+        from tokenizers import Tokenizer, models, pre_tokenizers
+
+        spelling = [token.decode("latin-1") for token in self._bytes]
+        spelling[END_OF_TEXT] = END_OF_TEXT_CHARACTER
+        library = Tokenizer(
+            models.BPE(
+                vocab={token: index for index, token in enumerate(spelling)},
+                merges=[(spelling[left], spelling[right]) for left, right in self.merges],
+            )
+        )
+        library.pre_tokenizer = pre_tokenizers.Split(END_OF_TEXT_CHARACTER, "isolated")
+        return library
+
+    def decode(self, ids: ArrayLike) -> bytes:
+        """Return the bytes of the ids (T,); `<|endoftext|>` has none.
+
+        Raises OptionError for an id that is not an integer from 0 to vocab_size - 1.
+        """
+        array = np.atleast_1d(np.asarray(ids))
+        if array.size == 0:
+            return b""
+        if array.dtype.kind not in "iu":
+            raise OptionError(f"token ids must be integers (got {array.dtype})")
+        lowest, highest = int(array.min()), int(array.max())
+        if lowest < 0 or highest >= self.vocab_size:
+            raise OptionError(
+                f"token ids must be from 0 to {self.vocab_size - 1} "
+                f"(got {lowest if lowest < 0 else highest})"
+            )
+        return b"".join(map(self._bytes.__getitem__, array.tolist()))
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes of one id; raises OptionError as `decode` does."""
+        return self.decode([token])
+
+    @classmethod
+    def train(cls, documents: Iterable[bytes], vocab_size: int) -> "ByteTokenizer":
+        """Learn merges from documents until the vocabulary has `vocab_size` tokens.
+
+        Raises MinigenError where the documents have too few pairs for that.
+        """
+        return cls.train_stream(
+            (document.decode("latin-1") + END_OF_TEXT_CHARACTER for document in documents),
+            vocab_size,
+        )
+
+    @classmethod
+    def train_stream(cls, texts: Iterable[str], vocab_size: int) -> "ByteTokenizer":
+        """Learn merges from one long text of characters that arrives in blocks, cut anywhere.
+
+        The library counts words, whose order cannot matter, and breaks ties between equally
+        frequent pairs by the lower ids. A byte's id there is its rank among the 256, so the
+        merges are the same for any order of the lines and any number of threads.
+        """
+        if vocab_size < BYTE_VOCABULARY:
+            raise OptionError(f"vocab_size must be at least {BYTE_VOCABULARY} (got {vocab_size})")
+        if vocab_size == BYTE_VOCABULARY:
+            return cls()
+        from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+        library = Tokenizer(models.BPE())
+        library.pre_tokenizer = pre_tokenizers.Split(END_OF_TEXT_CHARACTER, "removed")
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size - 1,  # it knows no <|endoftext|>
+            initial_alphabet=[chr(value) for value in range(256)],
+            show_progress=False,
+        )
+        library.train_from_iterator(
+            (END_OF_TEXT_CHARACTER.join(words) for words in _words(texts)), trainer
+        )
+        ids = {chr(value): value for value in range(256)}
+        merges = []
+        for left, right in json.loads(library.to_str())["model"]["merges"]:
+            if left + right not in ids:
+                ids[left + right] = BYTE_VOCABULARY + len(merges)
+                merges.append((ids[left], ids[right]))
+        reached = BYTE_VOCABULARY + len(merges)
+        if reached < vocab_size:
+            raise MinigenError(
+                f"vocab_size {vocab_size} is out of reach: the training text has pairs for "
+                f"{reached} tokens; set tokenizer.vocab_size to at most that, or give more text"
+            )
+        return cls(merges)
+
+    def state(self) -> dict[str, Any]:
+        """Return what `from_state` needs, as JSON can hold it."""
+        return {"merges": [list(pair) for pair in self.merges]}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> "ByteTokenizer":
+        """Return the tokenizer of a state; raises MinigenError where it is damaged."""
+        merges = state.get("merges")
+        if set(state) != {"merges"} or not isinstance(merges, list):
+            raise MinigenError("a tokenizer must hold a list 'merges' and nothing else")
+        for pair in merges:
+            if not isinstance(pair, list) or [type(token) for token in pair] != [int, int]:
+                raise MinigenError(f"a merge must be a pair of token ids (got {pair!r})")
+        return cls([(left, right) for left, right in merges])
+
+
+class TextStream:
+    """Bytes in, text out: an incremental UTF-8 decoder that holds back unfinished characters.
+
+    What can never become a character is replaced by U+FFFD.
+    """
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_bytes: bytes) -> str:
+        """Take the bytes of the next token; return the characters that they complete."""
+        return self._decoder.decode(token_bytes)
+
+    def close(self) -> str:
+        """Return what was held back, as U+FFFD, and start afresh."""
+        held = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        return held
+
+
+def characters(text: str | bytes) -> str:
+    """Return a text's bytes as characters; a `str` is taken as UTF-8.
+
+    Command lines carry bytes that are not UTF-8 as lone surrogates: those become bytes again.
+    """
+    if isinstance(text, str):
+        try:
+            text = text.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError as error:
+            raise OptionError(
+                f"a text must be Unicode (got the lone surrogate {text[error.start]!r})"
+            ) from None
+    return text.decode("latin-1")
+
+
+def _words(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Yield the words of one long text block by block."""
+    held = ""
+    for text in texts:
+        words = _WORD.findall(held + text)
+        # More text may lengthen the last word; it can change no other.
+        held = words.pop() if words else ""
+        yield words
+    yield [held] if held else []
