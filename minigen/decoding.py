@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from minigen import arithmetic, head
-from minigen.arithmetic import Floats, ceil_log2, exact_sum
+from minigen import head
+from minigen.arithmetic import Floats, exact_sum, integer_exp
 from minigen.errors import MinigenError, OptionError
 from minigen.tokenizer import END_OF_TEXT
 
@@ -66,27 +66,24 @@ def forbid(z: Floats, tokens: Any, rule: str) -> Floats:
 
 
 # ── Filters ──────────────────────────────────────────────────────────────────────────────────────
+# The first two work on gaps (head.gaps: how far a logit lies below the best one, inf for never).
 
 
-def scale_temperature(z: Floats, temperature: float) -> Floats:
+def scale_temperature(gap: Floats, temperature: float) -> Floats:
     """Divide logits by the temperature. Source: Ackley et al. 1985, "Boltzmann machines".
 
-    The largest is subtracted first: tiny temperatures overflow to −inf, and never to NaN.
+    Tiny temperatures overflow to inf, never to NaN.
     """
     with np.errstate(over="ignore"):
-        scaled: Floats = head.gaps(z) / -temperature
-    return scaled
+        return gap / temperature
 
 
-def keep_top_k(z: Floats, k: int) -> Floats:
+def keep_top_k(gap: Floats, k: int) -> Floats:
     """Keep the k largest logits, and those tied with the k-th. Source: Fan et al. 2018."""
-    rank = z.shape[-1] - k
-    if rank <= 0:
-        return z
-    kth = np.partition(z, rank, axis=-1)[
-        ..., rank, None
-    ]  # a value, so the order of ties is no matter
-    return np.where(z < kth, -np.inf, z)
+    if k >= gap.shape[-1]:
+        return gap
+    kth = np.partition(gap, k - 1, axis=-1)[..., k - 1, None]  # a value: ties cannot matter
+    return np.where(gap > kth, np.inf, gap)
 
 
 @cache
@@ -116,7 +113,7 @@ def keep_top_p(w: Floats, p: float) -> Floats:
 
     Source: Holtzman et al. 2019, "The curious case of neural text degeneration".
     """
-    ordered = np.sort(w, axis=-1)[..., ::-1]  # values alone, so the order of ties is no matter
+    ordered = np.sort(w, axis=-1)[..., ::-1]  # values: ties cannot matter
     cumulative = np.add.accumulate(ordered, axis=-1)
     S = cumulative[..., -1:]
     kept = 1 + exact_sum(cumulative < share(p, S) - slack(S), axis=-1, keepdims=True)  # (..., 1)
@@ -139,25 +136,24 @@ def keep_min_p(w: Floats, p: float) -> Floats:
     return _keep_from(w, share(p, w.max(axis=-1, keepdims=True)) - slack(S))
 
 
-def surprisal_and_entropy(w: Floats, S: Floats) -> tuple[Floats, Floats]:
-    """−ln p (..., V) and the entropy −Σ p·ln p (..., 1) in nats; in −ln p, weights are at least 1.
+def mean_gap(w: Floats, gap: Floats, S: Floats) -> Floats:
+    """Σ p·gap in nats, (..., 1): the entropy is this plus ln Σ exp(−gap).
 
-    A term p·(−ln p) is at most 1/e, so the sum is made of integers in steps of 2^-B.
+    A term w·gap = 2^B·exp(−gap)·gap is at most 2^B/e, so the terms add up as integers.
     """
-    surprisal = arithmetic.log(S) - arithmetic.log(np.maximum(w, 1.0))
-    unit = 2.0 ** (ceil_log2(w.shape[-1]) - 52)
-    terms = np.rint(w / S * surprisal * (1.0 / unit))
-    return surprisal, exact_sum(terms, axis=-1, keepdims=True) * unit
+    terms = np.rint(w * np.where(w > 0, gap, 0.0))
+    mean: Floats = exact_sum(terms, axis=-1, keepdims=True) / S
+    return mean
 
 
-def keep_typical_p(w: Floats, p: float) -> Floats:
+def keep_typical_p(w: Floats, gap: Floats, p: float) -> Floats:
     """Keep a mass of p of the tokens whose −ln p is nearest to the entropy, with all ties.
 
-    Source: Meister et al. 2022, "Locally typical sampling".
+    Source: Meister et al. 2022, "Locally typical sampling". −ln p = gap + ln Σ exp(−gap), and the
+    logarithm is in the entropy too: their distance is that of gap and mean gap.
     """
     S = exact_sum(w, axis=-1, keepdims=True)
-    surprisal, entropy = surprisal_and_entropy(w, S)
-    distance = np.where(w > 0, np.abs(surprisal - entropy), np.inf)
+    distance = np.where(w > 0, np.abs(gap - mean_gap(w, gap, S)), np.inf)
     order = np.argsort(distance, axis=-1, kind="stable")
     cumulative = np.add.accumulate(np.take_along_axis(w, order, axis=-1), axis=-1)
     before = exact_sum(cumulative < share(p, S) - slack(S), axis=-1, keepdims=True)
@@ -171,30 +167,18 @@ def keep_epsilon(w: Floats, epsilon: float) -> Floats:
     return _keep_from(w, share(epsilon, S) - slack(S))
 
 
-def keep_eta(w: Floats, epsilon: float) -> Floats:
+def keep_eta(w: Floats, gap: Floats, epsilon: float) -> Floats:
     """Keep tokens of probability min(ε, √ε·exp(−entropy)) or more, and the best.
 
-    Source: Hewitt et al. 2022, "Truncation sampling as language model desmoothing".
+    Source: Hewitt et al. 2022, "Truncation sampling as language model desmoothing". In weights,
+    S·exp(−entropy) = 2^B·exp(−mean gap).
     """
     S = exact_sum(w, axis=-1, keepdims=True)
-    _, entropy = surprisal_and_entropy(w, S)
-    eta = np.minimum(epsilon, sqrt(epsilon) * arithmetic.exp(-entropy))
-    return _keep_from(w, eta * S - slack(S))
+    typical = integer_exp(mean_gap(w, gap, S), head.weight_bits(w.shape[-1]))
+    return _keep_from(w, np.minimum(epsilon * S, sqrt(epsilon) * typical) - slack(S))
 
 
 # ── The draw ─────────────────────────────────────────────────────────────────────────────────────
-
-
-def scale_words(words: Words, S: Floats) -> Floats:
-    """⌊word·S/2⁶⁴⌋, elementwise and exact, from products of halves; S integers below 2⁵³."""
-    half, mask = np.uint64(32), np.uint64(0xFFFFFFFF)
-    total = S.astype(np.uint64)
-    high, low = words >> half, words & mask
-    total_high, total_low = total >> half, total & mask
-    middle = high * total_low  # the one product that fills 64 bits
-    rest = (middle & mask) + low * total_high + (low * total_low >> half)
-    scaled: Floats = (high * total_high + (middle >> half) + (rest >> half)).astype(np.float64)
-    return scaled
 
 
 def draw(w: Floats, words: Words) -> Integers:
@@ -204,8 +188,9 @@ def draw(w: Floats, words: Words) -> Integers:
     token never overrun; each probability is within 2⁻⁶⁴ of w/S.
     """
     cumulative = np.add.accumulate(w, axis=-1)  # (R, V)
-    point = scale_words(words, cumulative[:, -1])  # (R,)
-    drawn: Integers = (cumulative > point[:, None]).argmax(axis=-1)
+    totals = cumulative[:, -1].tolist()
+    points = [word * int(S) >> 64 for word, S in zip(words.tolist(), totals, strict=True)]
+    drawn: Integers = (cumulative > np.array(points)[:, None]).argmax(axis=-1)
     return drawn
 
 
@@ -426,21 +411,22 @@ class Policy:
             w = np.zeros(z.shape)
             w[np.arange(len(z)), _best(z)] = 1.0
             return w
+        gap = head.gaps(z)
         if self.temperature != 1:
-            z = scale_temperature(z, self.temperature)
+            gap = scale_temperature(gap, self.temperature)
         if self.top_k:
-            z = keep_top_k(z, self.top_k)
-        w, _ = head.weights(z)
+            gap = keep_top_k(gap, self.top_k)
+        w = integer_exp(gap, head.weight_bits(z.shape[-1]))
         if self.top_p is not None and self.top_p < 1:  # 1 is off; with slack it would cut the tail
             w = keep_top_p(w, self.top_p)
         if self.min_p:
             w = keep_min_p(w, self.min_p)
         if self.typical_p is not None and self.typical_p < 1:
-            w = keep_typical_p(w, self.typical_p)
+            w = keep_typical_p(w, gap, self.typical_p)
         if self.epsilon_cutoff:
             w = keep_epsilon(w, self.epsilon_cutoff)
         if self.eta_cutoff:
-            w = keep_eta(w, self.eta_cutoff)
+            w = keep_eta(w, gap, self.eta_cutoff)
         return w
 
     def next_tokens(self, logits: Floats, history: History, words: Words | None) -> Integers:

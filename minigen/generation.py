@@ -6,7 +6,6 @@ from functools import cache
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from minigen import head
 from minigen.arithmetic import Floats
@@ -209,31 +208,36 @@ def padded_contexts(texts: Sequence[Sequence[int]], context_length: int) -> Inte
     return np.array(rows, dtype=np.int64).reshape(len(texts), context_length)
 
 
-def token_log_probabilities(
-    model: LanguageModel, tokens: Sequence[int], start: int = 0
-) -> NDArray[np.float64]:
-    """Log-probability in nats of each token from ``start`` on, given those before it. (n,)."""
-    K = model.context_length
-    padded = np.array([END_OF_TEXT] * K + list(tokens), dtype=np.int64)
-    contexts = np.lib.stride_tricks.sliding_window_view(padded, K)[start : len(tokens)]  # (n, K)
-    targets = padded[K + start :]
+def target_log_probabilities(model: LanguageModel, contexts: Integers, targets: Integers) -> Floats:
+    """Log-probability in nats of each target after its context. (N, K), (N,) → (N,)."""
     result = np.empty(len(targets))
-    block = max(1, _BLOCK // model.vocab_size)
-    for i in range(0, len(targets), block):
-        log_p = head.log_softmax(model.logits(contexts[i : i + block]))  # (block, V)
-        result[i : i + block] = np.take_along_axis(log_p, targets[i : i + block, None], axis=1)[
-            :, 0
-        ]
+    height = max(1, _BLOCK // model.vocab_size)
+    for start in range(0, len(targets), height):
+        block = slice(start, start + height)
+        log_p = head.log_softmax(model.logits(contexts[block]))  # (n, V)
+        result[block] = np.take_along_axis(log_p, targets[block, None], axis=1)[:, 0]
     return result
 
 
-def check_request(model: LanguageModel, tokenizer: ByteTokenizer, max_new_tokens: int) -> None:
-    """Refuse a model that is not the tokenizer's, and a length below 1."""
+def token_log_probabilities(model: LanguageModel, tokens: Sequence[int], start: int = 0) -> Floats:
+    """Log-probability in nats of each token from ``start`` on, given those before it. (n,)."""
+    K = model.context_length
+    padded = np.array([END_OF_TEXT] * K + list(tokens), dtype=np.int64)
+    contexts = np.lib.stride_tricks.sliding_window_view(padded, K)[start:-1]  # (n, K)
+    return target_log_probabilities(model, contexts, padded[K + start :])
+
+
+def check_vocabulary(model: LanguageModel, tokenizer: ByteTokenizer) -> None:
+    """Refuse a model that is not the tokenizer's."""
     if model.vocab_size != tokenizer.vocab_size:
         raise MinigenError(
             f"model and tokenizer must have one vocabulary (got {model.vocab_size} and "
             f"{tokenizer.vocab_size} tokens); use the tokenizer of the model's checkpoint"
         )
+
+
+def check_length(max_new_tokens: int) -> None:
+    """Refuse a length that leaves no room for a token."""
     if isinstance(max_new_tokens, bool) or max_new_tokens < 1:
         raise OptionError(f"max_new_tokens must be at least 1 (got {max_new_tokens!r})")
 
@@ -255,7 +259,8 @@ def generate(
     no streams): a text does not depend on its neighbours. Only a prompt's last K tokens count; an
     empty one starts from a padded context. Errors: OptionError, MinigenError.
     """
-    check_request(model, tokenizer, max_new_tokens)
+    check_vocabulary(model, tokenizer)
+    check_length(max_new_tokens)
     if not policy.greedy and (streams is None or len(streams) != len(prompts)):
         given = "none" if streams is None else len(streams)
         raise OptionError(f"each of {len(prompts)} prompts takes a stream of its own (got {given})")
