@@ -202,7 +202,7 @@ class ByteTokenizer:
             (END_OF_TEXT_CHARACTER.join(words) for words in _words(texts)), trainer
         )
         ids = {chr(value): value for value in range(256)}
-        merges = []
+        merges: list[tuple[int, int]] = []
         for left, right in json.loads(library.to_str())["model"]["merges"]:
             if left + right not in ids:
                 ids[left + right] = BYTE_VOCABULARY + len(merges)
@@ -222,8 +222,8 @@ class ByteTokenizer:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "ByteTokenizer":
         """Return the tokenizer of a state; raises MinigenError where it is damaged."""
-        merges = state.get("merges")
-        if set(state) != {"merges"} or not isinstance(merges, list):
+        merges = state.get("merges") if isinstance(state, Mapping) else None
+        if not isinstance(merges, list) or len(state) != 1:
             raise MinigenError("a tokenizer must hold a list 'merges' and nothing else")
         for pair in merges:
             if not isinstance(pair, list) or [type(token) for token in pair] != [int, int]:
