@@ -1,0 +1,102 @@
+"""The command line: the only room that reads a terminal, and where every error becomes one line.
+
+stdout carries results, stderr everything else. Exit status: 0 done, 1 a claim failed or something
+that was read is wrong, 2 wrong usage, 130 interrupted.
+"""
+
+import importlib
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Any, NoReturn
+
+import click
+
+from minigen.errors import MinigenError, OptionError
+
+_COMMANDS = {  # command → the module of this folder that holds it
+    "demo": "training",
+    "train": "training",
+    "generate": "generating",
+    "score": "scoring",
+    "evaluate": "scoring",
+    "next": "deciding",
+    "head": "deciding",
+    "prove": "proving",
+    "verify": "proving",
+    "info": "info",
+    "report": "report",
+    "sweep": "sweep",
+}
+
+
+class _Commands(click.Group):
+    """The commands, each imported when it is asked for, so that --help stays instant."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module = importlib.import_module(f"minigen.cli.{_COMMANDS[cmd_name]}")
+        command: click.Command = getattr(module, cmd_name.replace("next", "next_"))
+        return command
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="minigen", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Train a tiny text generator, and show that one config gives one fingerprint.
+
+    MODEL is a checkpoint file or a run folder (its highest step). CONFIG is a TOML file or the
+    name of a shipped one: fables, bigram, names.
+
+    \b
+    Example:
+      minigen train fables --out runs/fables
+      minigen generate runs/fables "Once"
+    """
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _fail(message: str, status: int) -> int:
+    print("Error: " + " ".join(message.split("\n")), file=sys.stderr)
+    return status
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run one command and return its exit status; no error shows a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure: Any = getattr(stream, "reconfigure", None)
+        if reconfigure:  # UTF-8 whatever the locale; text files end lines in \n everywhere
+            reconfigure(encoding="utf-8", errors="replace", newline="\n")
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        status = cli.main(arguments, prog_name="minigen", standalone_mode=False)
+        sys.stdout.flush()
+        return status if isinstance(status, int) else 0
+    except click.exceptions.Exit as exit_request:
+        return exit_request.exit_code
+    except click.ClickException as error:
+        return _fail(error.format_message(), error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        return _fail("interrupted", 130)
+    except BrokenPipeError:  # the reader has seen enough: end quietly
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    except OptionError as error:
+        return _fail(str(error), 2)
+    except MinigenError as error:
+        return _fail(str(error), 1)
+    except OSError as error:
+        return _fail(f"{error.filename or 'output'}: {error.strerror or error}", 1)
+
+
+def main() -> NoReturn:
+    """Entry point of the ``minigen`` command."""
+    sys.exit(run())

@@ -1,0 +1,148 @@
+"""`next` shows the distribution of one decision; `head` computes one by hand."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import click
+
+from minigen.cli.generating import build_policy, policy_options
+from minigen.cli.options import (
+    json_option,
+    model_argument,
+    print_json,
+    prompt_argument,
+    prompt_bytes,
+    shown,
+)
+from minigen.errors import OptionError
+
+
+@click.command("next")
+@model_argument
+@prompt_argument
+@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, metavar="N")
+@policy_options
+@json_option
+def next_(model: str, prompt: bytes | None, top: int, as_json: bool, **options: Any) -> None:
+    """Show the candidates for the token after PROMPT, after filters if options are given.
+
+    \b
+    Example:
+      minigen next runs/fables "Once" --top 5 --top-p 0.9
+    """
+    policy = build_policy(options)
+    text = prompt_bytes(prompt)
+
+    import numpy as np
+
+    from minigen import head
+    from minigen.arithmetic import log
+    from minigen.checkpoint import load_model
+    from minigen.decoding import Policy, surprisal_and_entropy
+    from minigen.generation import padded_contexts
+
+    language_model, tokenizer = load_model(model)
+    history = tokenizer.encode(text).ids
+    z = language_model.logits(padded_contexts([history], language_model.context_length))[0]  # (V,)
+    new = {"history": history, "prompt_length": len(history)}
+    p = policy.probabilities(z, **new)  # (V,)
+    greedy = replace(policy, temperature=0.0).choose(z, **new)
+    # Weights of 0 have a finite log-probability in the model, but none behind a filter.
+    nats = -head.log_softmax(z) if policy == Policy() else -log(p)
+    order = np.argsort(-p, kind="stable")[:top]
+    candidates = [
+        {
+            "token_id": int(token),
+            "text": tokenizer.token_bytes(token).decode(errors="replace"),
+            "bytes": tokenizer.token_bytes(token).hex(),
+            "logit": float(z[token]),
+            "probability": float(p[token]),
+            "negative_log_likelihood": float(nats[token]),
+        }
+        for token in order
+        if p[token] > 0.0 or policy == Policy()
+    ]
+    _, entropy = surprisal_and_entropy(p)
+    if as_json:
+        print_json({"candidates": candidates, "greedy_token_id": greedy, "entropy": float(entropy)})
+        return
+    click.echo("    id  bytes                   logit  probability    −ln p")
+    for candidate in candidates:
+        token = candidate["token_id"]
+        mark = "  ← greedy" if token == greedy else ""
+        name = "<|endoftext|>" if not candidate["bytes"] else shown(tokenizer.token_bytes(token))
+        click.echo(
+            f"{token:6d}  {name:18s} {candidate['logit']:10.4f}  "
+            f"{candidate['probability']:11.6f} {candidate['negative_log_likelihood']:8.4f}{mark}"
+        )
+    click.echo(f"entropy {float(entropy):.6f} nats")
+
+
+_LOGIT = re.compile(r"([+-]?)\s*(?:(?:ln|log)\s*\(?\s*([0-9.eE+-]+)\s*\)?|(inf|[0-9.][0-9.eE+-]*))")
+
+
+def parse_logits(text: str) -> list[float]:
+    """Read numbers, ``ln X`` and ``log X`` (both natural) between commas; −inf is "never".
+
+    >>> parse_logits("0, ln 1, -2.5")
+    [0.0, 0.0, -2.5]
+    """
+    from minigen.arithmetic import log
+
+    logits = []
+    for part in text.split(","):
+        match = _LOGIT.fullmatch(part.strip())
+        try:
+            sign, argument, number = match.groups() if match else ("", None, part)
+            value = float(log(float(argument))) if argument else float(number or "")
+        except ValueError:
+            value = float("nan")
+        if value != value:
+            raise OptionError(
+                f"a logit must be a number, 'ln X' or 'log X' with X > 0 (got {part.strip()!r})"
+            )
+        logits.append(-value if sign == "-" else value)
+    return logits
+
+
+@click.command()
+@click.option("--logits", required=True, metavar="LIST", help='As "0, ln2, ln3".')
+@click.option("--target", type=int, metavar="I", help="0-based index of the token that came.")
+@json_option
+def head(logits: str, target: int | None, as_json: bool) -> None:
+    """Compute softmax, loss and gradient of a logit vector by hand.
+
+    \b
+    Example:
+      minigen head --logits "0, ln2, ln3" --target 2
+    """
+    import numpy as np
+
+    from minigen.decoding import Policy
+    from minigen.head import log_softmax, loss_and_gradient, softmax
+
+    z = np.array(parse_logits(logits))
+    p, log_p = softmax(z), log_softmax(z)
+    greedy = Policy(temperature=0.0).choose(z)
+    result = {
+        "probabilities": p.tolist(),
+        "log_probabilities": log_p.tolist(),
+        "greedy": greedy,
+    }
+    gradient: Any = None
+    if target is not None:
+        loss, gradient = loss_and_gradient(z, target)
+        result |= {"loss": loss, "gradient": gradient.tolist()}
+    if as_json:
+        print_json(result)
+        return
+    click.echo(
+        "token       logit  probability      ln p" + ("  gradient" if target is not None else "")
+    )
+    for i in range(len(z)):
+        line = f"{i:5d} {z[i]:11.6f} {p[i]:12.6f} {log_p[i]:9.4f}"
+        click.echo(line + (f" {gradient[i]:9.6f}" if target is not None else ""))
+    click.echo(f"greedy takes token {greedy}")
+    if target is not None:
+        click.echo(f"loss = -ln p[{target}] = {result['loss']:.6f} nats")

@@ -1,0 +1,230 @@
+"""`generate` continues prompts: by sampling, greedily, with beams, or with a draft model."""
+
+import secrets
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from minigen.cli.options import (
+    json_option,
+    model_argument,
+    note,
+    print_json,
+    prompt_argument,
+    prompt_bytes,
+    read_file,
+)
+
+if TYPE_CHECKING:
+    from minigen.decoding import Policy
+    from minigen.generation import Continuation, Piece
+
+
+class Seed(click.ParamType[int]):
+    """A number from 0 on, or ``random``, which picks one."""
+
+    name = "seed"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the seed; one that was picked is said on stderr."""
+        if value == "random":
+            picked = secrets.randbits(32)
+            note(f"seed {picked}")
+            return picked
+        if isinstance(value, str) and not (value.isascii() and value.isdigit()):
+            self.fail(f"must be a whole number, at least 0, or 'random' (got {value!r})")
+        return int(value)
+
+
+class TokenBias(click.ParamType[tuple[int, float]]):
+    """``ID=BIAS``: a token's id and what is added to its logit."""
+
+    name = "ID=BIAS"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, float]:
+        """Return (id, bias)."""
+        token, equals, bias = value.partition("=")
+        try:
+            return int(token), float(bias)
+        except ValueError:
+            self.fail(f"must be ID=BIAS, as 101=-2.5 (got {value!r})")
+
+
+# option → (type, help): those of a Policy, by their names there
+_POLICY_OPTIONS: dict[str, tuple[type, str]] = {
+    "temperature": (float, "Divide logits by this; 0 is greedy.  [default: 1]"),
+    "top_k": (int, "Keep the K likeliest tokens."),
+    "top_p": (float, "Keep the likeliest tokens up to this probability."),
+    "min_p": (float, "Keep tokens at least this times as likely as the best."),
+    "typical_p": (float, "Keep the most typical tokens up to this probability."),
+    "epsilon_cutoff": (float, "Keep tokens of at least this probability."),
+    "eta_cutoff": (float, "The same, lowered where the distribution is flat."),
+    "repetition_penalty": (float, "Divide logits of tokens that occurred.  [default: 1]"),
+    "frequency_penalty": (float, "Subtract this for each occurrence.  [default: 0]"),
+    "presence_penalty": (float, "Subtract this from tokens that occurred.  [default: 0]"),
+    "no_repeat_ngram_size": (int, "Never repeat N tokens in a row."),
+    "min_new_tokens": (int, "Do not end the text before so many tokens."),
+}
+
+
+def policy_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that make up a Policy; the command gets them as ``**policy``."""
+    command = click.option(
+        "--logit-bias",
+        multiple=True,
+        type=TokenBias(),
+        metavar="ID=BIAS",
+        help="Add BIAS to the logit of token ID.",
+    )(command)
+    command = click.option(
+        "--suppress-token", multiple=True, type=int, metavar="ID", help="Never choose token ID."
+    )(command)
+    for name, (kind, text) in reversed(_POLICY_OPTIONS.items()):
+        option = click.option(f"--{name.replace('_', '-')}", type=kind, help=text)
+        command = option(command)
+    return click.option("--greedy", is_flag=True, help="Always choose the likeliest token.")(
+        command
+    )
+
+
+def build_policy(options: dict[str, Any]) -> "Policy":
+    """Make the Policy of the options given; those not given keep its defaults."""
+    from minigen.decoding import Policy
+
+    given = {name: options[name] for name in _POLICY_OPTIONS if options[name] is not None}
+    if options["greedy"]:
+        if given.get("temperature"):
+            raise click.UsageError(
+                f"--greedy is temperature 0 (got --temperature {given['temperature']:g} too)"
+            )
+        given["temperature"] = 0.0
+    return Policy(
+        **given,
+        suppress_tokens=options["suppress_token"],
+        logit_bias=dict(options["logit_bias"]),
+    )
+
+
+def _prompts(prompt: bytes | None, path: str | None) -> list[bytes]:
+    if path is None:
+        return [prompt_bytes(prompt)]
+    if prompt is not None:
+        raise click.UsageError("PROMPT and --prompts exclude each other (got both)")
+    lines = read_file(path).removesuffix(b"\n").split(b"\n")
+    return [line.removesuffix(b"\r") for line in lines]
+
+
+class Printer:
+    """Writes texts in order while they are made in any order: the first unfinished one live."""
+
+    def __init__(self, prompts: Sequence[bytes], live: bool):
+        self._prompts = [prompt.decode(errors="replace") for prompt in prompts]
+        self._live = live
+        self._pieces: list[list[str]] = [[] for _ in prompts]
+        self._finished = [False] * len(prompts)
+        self._current = 0
+        self._write(self._prompts[0])
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(text)
+        if self._live:
+            sys.stdout.flush()
+
+    def push(self, piece: "Piece") -> None:
+        """Take one piece of one text."""
+        self._finished[piece.row] = piece.continuation is not None
+        if piece.row != self._current:
+            self._pieces[piece.row].append(piece.text)
+            return
+        self._write(piece.text)
+        while self._current < len(self._prompts) and self._finished[self._current]:
+            self._current += 1
+            self._write("\n")
+            if self._current < len(self._prompts):
+                held = "".join(self._pieces[self._current])
+                self._write(f"---\n{self._prompts[self._current]}{held}")
+
+
+def _json_line(
+    continuation: "Continuation", prompt: bytes, sample: int, seed: int | None
+) -> dict[str, Any]:
+    return {
+        "prompt": prompt.decode(errors="replace"),
+        "text": continuation.text,
+        "token_ids": continuation.token_ids,
+        "log_probabilities": continuation.log_probabilities,
+        "finish_reason": continuation.finish_reason,
+        "seed": seed,
+        "sample": sample,
+    }
+
+
+@click.command()
+@model_argument
+@prompt_argument
+@click.option("--max-new-tokens", type=click.IntRange(min=1), default=200, show_default=True)
+@policy_options
+@click.option("--num-beams", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--length-penalty", type=float, help="Exponent of the length.  [default: 1]")
+@click.option("--draft", metavar="MODEL", help="A smaller model that proposes tokens.")
+@click.option("--num-draft-tokens", type=click.IntRange(min=1), default=4, show_default=True)
+@click.option("--num-samples", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--seed", type=Seed(), default=0, show_default=True, help="A number, or random.")
+@click.option("--stop", multiple=True, metavar="TEXT", help="End before this text.")
+@click.option("--prompts", "prompts_path", metavar="FILE", help="A prompt a line.")
+@click.option("--stream/--no-stream", default=True, help="Write text as soon as it is certain.")
+@json_option
+def generate(
+    model: str,
+    prompt: bytes | None,
+    max_new_tokens: int,
+    num_beams: int,
+    length_penalty: float | None,
+    draft: str | None,
+    num_draft_tokens: int,
+    num_samples: int,
+    seed: int,
+    stop: tuple[str, ...],
+    prompts_path: str | None,
+    stream: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Continue PROMPT with MODEL; - reads it from standard input.
+
+    \b
+    Example:
+      minigen generate runs/fables "Once" --temperature 0.8 --top-k 40
+    """
+    policy = build_policy(options)
+    prompts = _prompts(prompt, prompts_path)
+
+    from minigen import generation
+    from minigen.checkpoint import load_model
+    from minigen.streams import Stream
+
+    language_model, tokenizer = load_model(model)
+    rows = [(text, sample) for text in prompts for sample in range(num_samples)]
+    streams = [Stream(seed, f"inference/{sample}" if sample else "inference") for _, sample in rows]
+    pieces = generation.generate(
+        language_model,
+        tokenizer,
+        [text for text, _ in rows],
+        policy,
+        streams,
+        max_new_tokens=max_new_tokens,
+        stop=stop,
+        log_probabilities=as_json,
+    )
+    if as_json:
+        continuations = generation.complete(pieces)
+        for (text, sample), continuation in zip(rows, continuations, strict=True):
+            print_json(_json_line(continuation, text, sample, None if policy.greedy else seed))
+        return
+    printer = Printer([text for text, _ in rows], live=stream)
+    for piece in pieces:
+        printer.push(piece)

@@ -1,0 +1,108 @@
+"""What several commands share: arguments, options, and how progress and JSON are shown."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from math import isfinite
+from typing import Any
+
+import click
+
+from minigen.errors import MinigenError
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def _arguments_bytes(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Any:
+    return None if value is None else os.fsencode(value)
+
+
+model_argument = click.argument("model")
+prompt_argument = click.argument("prompt", required=False, callback=_arguments_bytes)
+config_argument = click.argument("config", required=False)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+text_option = click.option(
+    "--text",
+    "texts",
+    multiple=True,
+    metavar="PATH",
+    help="A text to read instead of the configured one: a file, a folder, or - for stdin.",
+)
+set_option = click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override a config key, as training.steps=500; the value is TOML.",
+)
+progress_option = click.option(
+    "--progress/--no-progress",
+    default=None,
+    help="Show progress bars; by default only on a terminal.",
+)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def print_json(value: object) -> None:
+    """Print one JSON value on a line; infinities, which JSON does not know, are null."""
+    click.echo(json.dumps(_finite(value), ensure_ascii=False, allow_nan=False))
+
+
+def note(message: str) -> None:
+    """Say something on stderr, above a progress bar if one is there."""
+    from tqdm import tqdm
+
+    tqdm.write(message, file=sys.stderr)
+
+
+def shows_progress(progress: bool | None) -> bool:
+    """Return whether to draw bars: as the user said, else on a terminal only."""
+    return sys.stderr.isatty() if progress is None else progress
+
+
+def shown(data: bytes) -> str:
+    """Return bytes as a quoted text for a table: escapes for what cannot be seen."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return repr(data)[1:]
+    return repr(text)
+
+
+def read_stdin() -> bytes:
+    """Return all of standard input, one final newline taken off."""
+    return sys.stdin.buffer.read().removesuffix(b"\n")
+
+
+def read_file(path: str) -> bytes:
+    """Return a file's bytes; MinigenError names the path and the cause."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise MinigenError(f"cannot read {path}: {error.strerror}") from None
+
+
+def prompt_bytes(prompt: bytes | None) -> bytes:
+    """Return the prompt that was meant: ``-`` is standard input, nothing is the empty prompt."""
+    return read_stdin() if prompt == b"-" else prompt or b""
+
+
+def overrides(settings: tuple[str, ...], texts: tuple[str, ...]) -> dict[str, Any]:
+    """Return what --set and --text change, by dotted key."""
+    from minigen.config import parse_override
+
+    changes = dict(parse_override(setting) for setting in settings)
+    if texts:
+        changes["corpus.text"] = list(texts)
+    return changes

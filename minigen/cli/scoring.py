@@ -1,0 +1,89 @@
+"""`score` measures one text by the chain rule; `evaluate` measures a model on many."""
+
+from dataclasses import asdict
+
+import click
+
+from minigen.cli.options import (
+    json_option,
+    model_argument,
+    print_json,
+    prompt_bytes,
+    read_file,
+    shown,
+    text_option,
+)
+from minigen.errors import MinigenError
+
+
+@click.command()
+@model_argument
+@click.argument("text", required=False)
+@click.option("--file", "path", metavar="PATH", help="Score a file's bytes instead of TEXT.")
+@json_option
+def score(model: str, text: str | None, path: str | None, as_json: bool) -> None:
+    """Show how likely MODEL holds TEXT to be, token by token; - reads it from standard input.
+
+    \b
+    Example:
+      minigen score runs/fables "Once there was a fox"
+    """
+    if (text is None) == (path is None):
+        raise click.UsageError("give TEXT or --file, one of the two")
+    data = read_file(path) if path is not None else prompt_bytes(text)
+
+    from minigen import scoring
+    from minigen.checkpoint import load_model
+
+    language_model, tokenizer = load_model(model)
+    result = scoring.score(language_model, tokenizer, data)
+    if as_json:
+        print_json(asdict(result))
+        return
+    for token, log_p in zip(result.token_ids, result.log_probabilities, strict=True):
+        click.echo(f"{token:6d}  {shown(tokenizer.token_bytes(token)):16s} {log_p:12.6f} nats")
+    click.echo(f"total          {result.total_nats:.6f} nats")
+    click.echo(f"probability    {result.probability:.6g}")
+    click.echo(f"perplexity     {result.perplexity:.6g} per token")
+    click.echo(f"bits per byte  {result.bits_per_byte:.6f} over {result.bytes} bytes")
+
+
+@click.command()
+@model_argument
+@text_option
+@json_option
+def evaluate(model: str, texts: tuple[str, ...], as_json: bool) -> None:
+    """Measure MODEL on its validation text, or on given text, against what counting would reach.
+
+    \b
+    Example:
+      minigen evaluate runs/fables --text book.txt
+    """
+    from minigen import corpus, scoring
+    from minigen.folder import load_run
+
+    run = load_run(model)
+    if texts:
+        tokens = corpus.load(
+            texts, documents=run.config.corpus.documents, tokenizer=run.tokenizer
+        ).training
+    else:
+        tokens = run.text().validation
+        if not len(tokens):
+            raise MinigenError("this run holds no text back for validation: give one with --text")
+    result = scoring.evaluate(run.model, tokens)
+    if as_json:
+        print_json(asdict(result))
+        return
+    click.echo(f"loss           {result.loss:.6f} nats per token over {result.tokens:,} tokens")
+    click.echo(f"bits per byte  {result.bits_per_byte:.6f} over {result.bytes:,} bytes")
+    click.echo(f"perplexity     {result.perplexity:.6g} per token")
+    for name, loss in result.baselines.items():
+        click.echo(f"{name:13s}  {loss:.6f} nats per token, by counts of this very text")
+    click.echo(f"calibration    {result.calibration_error:.6f} expected error")
+    click.echo("\ntop probability     tokens  confidence  accuracy")
+    for row in result.reliability:
+        click.echo(
+            f"{row.lowest:.3f} to {row.highest:.3f} {row.count:10,} {row.confidence:11.4f} "
+            f"{row.accuracy:9.4f}"
+        )

@@ -1,0 +1,237 @@
+"""`train` trains a config in a run folder; `demo` shows in a minute what minigen is about."""
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from minigen.cli.options import (
+    config_argument,
+    note,
+    overrides,
+    progress_option,
+    set_option,
+    shows_progress,
+    text_option,
+)
+from minigen.errors import MinigenError
+
+if TYPE_CHECKING:
+    from minigen.folder import RunFolder
+    from minigen.run import Run, StepRecord
+
+
+@contextmanager
+def _deferred_interrupts() -> Iterator[list[int]]:
+    """Collect Ctrl-C and SIGTERM instead of stopping in the middle of a step; a second one stops."""
+    received: list[int] = []
+
+    def defer(number: int, _frame: FrameType | None) -> None:
+        if received:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    old = {number: signal.signal(number, defer) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def reading_progress(progress: bool | None) -> Iterator[Any]:
+    """Give ``corpus.load`` a bar to report the bytes it has read to."""
+    from tqdm import tqdm
+
+    with tqdm(
+        desc="reading", unit="B", unit_scale=True, leave=False, disable=not shows_progress(progress)
+    ) as bar:
+
+        def report(what: str, done: int, total: int) -> None:
+            bar.set_description_str(what, refresh=False)
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield report
+
+
+def _show(record: "StepRecord") -> None:
+    if record.validation_loss is not None:
+        note(f"step {record.step}: validation loss {record.validation_loss:.4f} nats per token")
+    if record.sample is not None:
+        note(f"step {record.step}: {record.sample.prompt}{record.sample.text}")
+
+
+def follow(records: Iterator["StepRecord"], run: "Run", progress: bool | None) -> bool:
+    """Train to the end with a progress bar; return False where the user interrupted."""
+    from tqdm import tqdm
+
+    batch_size = run.config.training.batch_size
+    start, first = time.perf_counter(), run.step
+    with (
+        _deferred_interrupts() as interrupts,
+        tqdm(
+            total=run.config.training.steps,
+            initial=first,
+            unit="step",
+            disable=not shows_progress(progress),
+        ) as bar,
+    ):
+        for record in records:
+            bar.update()
+            rate = (record.step - first) * batch_size / (time.perf_counter() - start)
+            bar.set_postfix_str(f"loss {record.loss:.3f}, {rate:,.0f} tokens/s", refresh=False)
+            _show(record)
+            if interrupts:
+                return False
+    return True
+
+
+def _train(folder: "RunFolder", progress: bool | None) -> bool:
+    run = folder.run
+    if run.config.evaluation.every and not len(run.text().validation):
+        note("no text is left for validation, so no validation loss is measured")
+    return follow(folder.steps(), run, progress)
+
+
+@click.command()
+@config_argument
+@text_option
+@set_option
+@click.option("--out", metavar="DIR", help="Run folder, new or empty.  [default: runs/<config>]")
+@click.option("--resume", is_flag=True, help="Go on with the run in the folder.")
+@click.option("--report", is_flag=True, help="Write report.html into the folder at the end.")
+@progress_option
+def train(
+    config: str | None,
+    texts: tuple[str, ...],
+    settings: tuple[str, ...],
+    out: str | None,
+    resume: bool,
+    report: bool,
+    progress: bool | None,
+) -> int:
+    """Train CONFIG, saving a run folder: metrics, samples and checkpoints.
+
+    \b
+    Example:
+      minigen train fables --text book.txt --set training.steps=500 --out runs/book
+    """
+    if resume and config is not None:
+        raise click.UsageError(
+            f"--resume takes the config from the folder, so CONFIG must go (got {config!r})"
+        )
+    changes = overrides(settings, texts)
+    path = Path(out or f"runs/{Path(config or 'fables').stem}")
+
+    from minigen.config import Config
+    from minigen.folder import CONFIG, RunFolder, require_empty
+    from minigen.run import Run
+
+    with reading_progress(progress) as reading:
+        if resume:
+            if not (path / CONFIG).is_file():
+                raise MinigenError(f"{path} holds no run to resume: train without --resume")
+            loaded = Config.load(path / CONFIG, changes)
+            folder = RunFolder.resume(path, loaded, progress=reading)
+        else:
+            require_empty(path)
+            loaded = Config.load(config or "fables", changes)
+            folder = RunFolder.create(path, Run(loaded, progress=reading))
+    run = folder.run
+    if run.step == run.config.training.steps:
+        note(f"nothing left to do: all {run.step} steps are done")
+    elif not _train(folder, progress):
+        return _interrupted(folder)
+    if report:
+        _write_report(path)
+    click.echo(f"trained {run.step} steps: {folder.save()}")
+    click.echo(f"fingerprint {run.fingerprint}")
+    return 0
+
+
+def _write_report(path: Path) -> None:
+    from minigen.report import write_report
+
+    click.echo(f"report {write_report(path)}")
+
+
+def _free_folder() -> Path:
+    """Return runs/demo, or the first of runs/demo-2, runs/demo-3, … that is not taken."""
+    number = 1
+    while (path := Path(f"runs/demo-{number}" if number > 1 else "runs/demo")).exists():
+        number += 1
+    return path
+
+
+@click.command()
+@click.option("--out", metavar="DIR", help="Run folder, new or empty.  [default: runs/demo]")
+@click.option("--report", is_flag=True, help="Write report.html into the folder at the end.")
+@set_option
+@progress_option
+def demo(out: str | None, report: bool, settings: tuple[str, ...], progress: bool | None) -> int:
+    """Train twice, once with samples on the way and once without, and compare every bit.
+
+    \b
+    Example:
+      minigen demo --out runs/demo
+    """
+    changes = overrides(settings, ())
+    path = Path(out) if out else _free_folder()
+
+    from minigen.config import Config
+    from minigen.folder import RunFolder, require_empty
+    from minigen.run import Run
+
+    require_empty(path)
+    config = Config.load("fables", changes)
+    run, twin = Run(config), Run(config.override({"sampling.every": 0}))
+    folder = RunFolder.create(path, run)
+    steps = config.training.steps
+    records: list[StepRecord] = []
+    click.echo(f"Training {run.model.flat.size:,} weights for {steps} steps, with samples.")
+    if not follow(_kept(folder.steps(), records), run, progress):
+        return _interrupted(folder)
+    twin_records: list[StepRecord] = []
+    click.echo("Training its twin, the same but for the samples.")
+    if not follow(_kept(twin.steps(), twin_records), twin, progress):
+        return _interrupted(folder)
+
+    same = {
+        "batches": [r.optimizer_position for r in records]
+        == [r.optimizer_position for r in twin_records],
+        "losses": [r.loss for r in records] == [r.loss for r in twin_records],
+        "weights": run.fingerprint == twin.fingerprint,
+    }
+    drawn = run.streams["inference"].position
+    click.echo(f"Words drawn for samples: {drawn} by the run, 0 by its twin.")
+    for what, is_same in same.items():
+        click.echo(f"Same {what} at every step: {'yes' if is_same else 'NO'}")
+    click.echo(f"Fingerprint: {run.fingerprint}")
+    click.echo("\nText from the trained model:\n")
+    prompt = config.sampling.prompt
+    click.echo(prompt + run.generate(prompt, **asdict(config.sampling.policy)))
+    if report:
+        _write_report(path)
+    click.echo(f"\nEverything is in {path}; go on with: minigen generate {path} {prompt!r}")
+    return 0 if all(same.values()) else 1
+
+
+def _kept(records: Iterator["StepRecord"], into: list["StepRecord"]) -> Iterator["StepRecord"]:
+    for record in records:
+        into.append(record)
+        yield record
+
+
+def _interrupted(folder: "RunFolder") -> int:
+    saved = folder.save()
+    note(f"interrupted at step {folder.run.step}, saved {saved}")
+    note(f"to go on: minigen train --resume --out {folder.path}")
+    return 130

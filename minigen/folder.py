@@ -1,0 +1,167 @@
+"""A run folder: config, metrics and samples line by line, and a checkpoint every so many steps.
+
+What was logged behind the latest checkpoint is cut off before a run goes on from it, so that a
+run killed at any moment ends with the same bytes as one that was never stopped.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Self
+
+from minigen import checkpoint
+from minigen.config import Config, differences
+from minigen.errors import MinigenError
+from minigen.run import Run, StepRecord
+
+CONFIG = "config.toml"
+METRICS, SAMPLES, TIMING = "metrics.jsonl", "samples.jsonl", "timing.jsonl"
+_LOGS = (METRICS, SAMPLES, TIMING)
+_FREE_TABLES = ("evaluation", "sampling", "checkpoint")  # they leave the weights as they are
+
+
+def load_run(model_path: str | Path) -> Run:
+    """Load a checkpoint or run folder; the config beside it, if it agrees, says where its text is.
+
+    A checkpoint holds no path, so without that config an external text must be given again.
+    """
+    path = checkpoint.locate(model_path)
+    run = Run.load(path)
+    beside = path.parent / CONFIG
+    if beside.is_file():
+        config = Config.load(beside)
+        if all(key == "corpus.text" for key, _, _ in differences(run.config, config)):
+            run.config = config
+    return run
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the whole lines of a log; one that was cut short by a crash is left out."""
+    if not path.exists():
+        return []
+    lines = path.read_bytes().split(b"\n")[:-1]
+    try:
+        return [json.loads(line) for line in lines]
+    except ValueError as error:
+        raise MinigenError(f"{path} is damaged: {error}; resuming the run mends it") from None
+
+
+def _cut(path: Path, step: int) -> None:
+    """Cut a log off behind its last whole line of a step up to ``step``."""
+    if not path.exists():
+        return
+    end = 0
+    for line in path.read_bytes().splitlines(keepends=True):
+        try:
+            if not line.endswith(b"\n") or json.loads(line)["step"] > step:
+                break
+        except (ValueError, KeyError, TypeError):
+            break
+        end += len(line)
+    os.truncate(path, end)
+
+
+class RunFolder:
+    """A folder that a run is written to while it trains."""
+
+    def __init__(self, path: Path, run: Run):
+        self.path, self.run = path, run
+
+    @classmethod
+    def create(cls, path: Path, run: Run) -> Self:
+        """Start a folder, new or empty, with the config and a checkpoint of step 0."""
+        require_empty(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise MinigenError(f"cannot make folder {path}: {error.strerror}") from None
+        folder = cls(path, run)
+        folder._write_config()
+        folder.save()
+        return folder
+
+    @classmethod
+    def resume(cls, path: Path, config: Config, **run_options: Any) -> Self:
+        """Go on from the latest checkpoint of a folder, with its config or a permitted change.
+
+        ``run_options`` are those of ``Run``. A folder without a checkpoint starts at step 0.
+        """
+        if not any(path.glob("step-*.safetensors")):
+            run = Run(config, **run_options)
+        else:
+            run = Run.load(path, config=config, **run_options)
+            saved = Config.from_dict(checkpoint.load(checkpoint.locate(path), moments=False).config)
+            _require_same(saved, config)
+        folder = cls(path, run)
+        for log in _LOGS:
+            _cut(path / log, run.step)
+        folder._write_config()
+        folder.save()
+        return folder
+
+    def _write_config(self) -> None:
+        checkpoint.write_atomically(self.path / CONFIG, self.run.config.to_toml().encode())
+
+    def save(self) -> Path:
+        """Write the checkpoint of the step that the run has reached."""
+        path = self.path / f"step-{self.run.step:06d}.safetensors"
+        self.run.save(path)
+        return path
+
+    def steps(self) -> Iterator[StepRecord]:
+        """Train to the end, logging each step and saving every ``checkpoint.every`` steps."""
+        every = self.run.config.checkpoint.every
+        try:
+            with (
+                open(self.path / METRICS, "ab") as metrics,
+                open(self.path / SAMPLES, "ab") as samples,
+                open(self.path / TIMING, "ab") as timing,
+            ):
+                start = time.perf_counter()
+                for record in self.run.steps():
+                    seconds = time.perf_counter() - start
+                    _append(metrics, record.metrics())
+                    _append(timing, {"step": record.step, "seconds": round(seconds, 6)})
+                    if record.sample:
+                        _append(samples, asdict(record.sample))
+                    is_last = record.step == self.run.config.training.steps
+                    if is_last or (every and record.step % every == 0):
+                        for log in (metrics, samples):  # on the disk before what relies on them
+                            os.fsync(log.fileno())
+                        self.save()
+                    yield record
+                    start = time.perf_counter()
+        except OSError as error:
+            raise MinigenError(f"cannot write to {self.path}: {error.strerror}") from None
+
+
+def _append(log: Any, line: dict[str, Any]) -> None:
+    log.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+    log.flush()
+
+
+def require_empty(path: Path) -> None:
+    """Raise MinigenError unless the folder is new or empty."""
+    try:
+        is_taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
+    except OSError as error:
+        raise MinigenError(f"cannot read folder {path}: {error.strerror}") from None
+    if is_taken:
+        raise MinigenError(
+            f"{path} is not a new or empty folder: name another with --out, or go on with --resume"
+        )
+
+
+def _require_same(saved: Config, config: Config) -> None:
+    """Refuse a change of what decided the weights so far."""
+    for key, old, new in differences(saved, config):
+        may_grow = key == "training.steps" and config.optimizer.decay == "constant" and new > old
+        if key.split(".")[0] in _FREE_TABLES or key == "corpus.text" or may_grow:
+            continue
+        raise MinigenError(
+            f"{key} cannot change in a run that goes on (it was {old!r}, got {new!r}): "
+            "start a new one with --out"
+        )
