@@ -12,7 +12,7 @@ from minigen.arithmetic import Floats
 from minigen.decoding import History, Integers, Policy, Words
 from minigen.errors import MinigenError, OptionError
 from minigen.streams import Stream
-from minigen.tokenizer import END_OF_TEXT, ByteTokenizer, TextStream
+from minigen.tokenizer import END_OF_TEXT, ByteTokenizer, TextStream, characters
 
 FinishReason = Literal["length", "stop", "end_of_text"]
 
@@ -37,7 +37,7 @@ class Continuation:
 
     ``token_ids`` hold the ``<|endoftext|>`` and the stop string that ended it; ``text`` does not.
     ``log_probabilities`` (nats, one a token) are the model's, before penalties and filters; None
-    unless asked for. ``acceptance_rate`` is that of speculation; None where nothing was proposed.
+    unless asked for. ``acceptance_rate`` is that of speculation, ``score`` that of beams.
     """
 
     prompt: str | bytes
@@ -46,6 +46,7 @@ class Continuation:
     finish_reason: FinishReason
     log_probabilities: list[float] | None = None
     acceptance_rate: float | None = None
+    score: float | None = None
 
 
 class Piece(NamedTuple):
@@ -66,7 +67,7 @@ class StopStrings:
 
     def __init__(self, stop: str | bytes | Sequence[str | bytes] = ()):
         strings = [stop] if isinstance(stop, str | bytes) else stop
-        self.strings = [s.encode() if isinstance(s, str) else s for s in strings]
+        self.strings = [characters(string).encode("latin-1") for string in strings]
         if b"" in self.strings:
             raise OptionError("a stop string must not be empty (got ''); leave it out")
         self._borders = [_borders(string) for string in self.strings]
@@ -162,16 +163,15 @@ class Row:
         return text, reason
 
     def finish(
-        self,
-        reason: FinishReason,
-        log_probabilities: list[float] | None,
-        acceptance_rate: float | None = None,
+        self, reason: FinishReason, scorer: LanguageModel | None, **figures: float
     ) -> Continuation:
-        """Return the record of the finished text."""
+        """Return the record of the finished text; ``scorer`` gives its log-probabilities."""
+        log_p = None
+        if scorer:
+            whole = self.prompt_ids + self.token_ids
+            log_p = token_log_probabilities(scorer, whole, len(self.prompt_ids)).tolist()
         text = "".join(self._pieces)
-        return Continuation(
-            self.prompt, text, self.token_ids, reason, log_probabilities, acceptance_rate
-        )
+        return Continuation(self.prompt, text, self.token_ids, reason, log_p, **figures)
 
 
 class WordSource:
@@ -265,12 +265,10 @@ def generate(
         given = "none" if streams is None else len(streams)
         raise OptionError(f"each of {len(prompts)} prompts takes a stream of its own (got {given})")
     stops = StopStrings(stop)
-    rows = [
-        Row(i, prompt, list(tokenizer.encode(prompt).ids), stops)
-        for i, prompt in enumerate(prompts)
-    ]
+    rows = [Row(i, prompt, tokenizer.encode(prompt).ids, stops) for i, prompt in enumerate(prompts)]
     words = None if policy.greedy else WordSource(streams or ())
-    return _generate(model, tokenizer, rows, policy, words, max_new_tokens, log_probabilities)
+    scorer = model if log_probabilities else None
+    return _generate(model, tokenizer, rows, policy, words, max_new_tokens, scorer)
 
 
 def _generate(
@@ -280,7 +278,7 @@ def _generate(
     policy: Policy,
     words: WordSource | None,
     max_new_tokens: int,
-    log_probabilities: bool,
+    scorer: LanguageModel | None,
 ) -> Iterator[Piece]:
     token_bytes = cache(tokenizer.token_bytes)
     prompts = [row.prompt_ids for row in rows]
@@ -301,11 +299,7 @@ def _generate(
                 going_on.append(i)
                 yield Piece(row.index, token, text, None)
                 continue
-            log_p = None
-            if log_probabilities:
-                whole = row.prompt_ids + row.token_ids
-                log_p = token_log_probabilities(model, whole, len(row.prompt_ids)).tolist()
-            yield Piece(row.index, token, text, row.finish(reason, log_p))
+            yield Piece(row.index, token, text, row.finish(reason, scorer))
         if len(going_on) < len(rows):
             rows = [rows[i] for i in going_on]
             contexts = contexts[going_on]
