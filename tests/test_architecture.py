@@ -1,0 +1,486 @@
+"""The source itself: exact constructs only, imports downwards, docstrings, light imports."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "minigen"
+FILES = sorted(PACKAGE.rglob("*.py"))
+NAMES = [file.relative_to(PACKAGE).as_posix() for file in FILES]
+
+# (a) What may stand on the path from seed to bits
+
+
+def words(text: str) -> set[str]:
+    return set(text.split())
+
+
+# Functions whose last bit is left to a library, or whose order of summation is.
+INEXACT_NUMPY = words("""
+    exp exp2 expm1 log log2 log10 log1p logaddexp logaddexp2 power float_power pow cbrt hypot
+    sin cos tan sinh cosh tanh arcsin arccos arctan arctan2 sinc
+    sum nansum mean nanmean average median std var prod nanprod cumsum cumprod trapezoid
+    matmul dot vdot inner tensordot einsum vecdot linalg fft convolve correlate interp polyval
+    partition argpartition random
+""")
+INEXACT_MATH = words("""
+    exp exp2 expm1 log log2 log10 log1p pow cbrt hypot dist fsum sumprod erf erfc gamma lgamma
+    sin cos tan sinh cosh tanh asin acos atan atan2
+""")
+INEXACT_METHODS = words("sum mean std var prod cumsum cumprod dot argpartition")
+INEXACT_MODULES = {"random", "statistics", "cmath", "numpy.random", "numpy.linalg", "numpy.fft"}
+SCIPY_ALLOWED = ("scipy.sparse",)
+SORTS = {"sort", "argsort"}
+REDUCTIONS = {"reduce", "accumulate", "reduceat", "at"}
+
+# Rooms that only look at a finished run.
+OFF_THE_PATH = {"report"}
+
+# (file, function, construct): why it is exact all the same.
+ALLOWED = {
+    ("arithmetic.py", "exact_matmul", "np.matmul"): "the one product: integers within 2^53",
+    ("arithmetic.py", "exact_sum", "np.add.reduce"): "the one sum: integers within 2^53",
+    ("streams.py", "Stream._seek", "np.random.Philox"): "raw words of a counter",
+    ("kernels.py", "statistics", "@"): "sparse ones times integers",
+    ("model.py", "Model.__init__", "sum()"): "sizes",
+    ("model.py", "Model.statistics", "np.add.accumulate"): "numbers the tokens that occur",
+    ("decoding.py", "keep_top_k", "np.partition"): "yields a value, whatever the order of ties",
+    ("decoding.py", "keep_top_p", ".sort() not stable"): "yields values, equal ones alike",
+    ("decoding.py", "keep_top_p", "np.add.accumulate"): "integer weights within 2^52",
+    ("decoding.py", "keep_typical_p", "np.add.accumulate"): "integer weights within 2^52",
+    ("decoding.py", "draw", "np.add.accumulate"): "integer weights within 2^52",
+    ("decoding.py", "entropy", "**"): "a power of two",
+    ("decoding.py", "History.__init__", "np.add.at"): "counts",
+    ("beams.py", "best_first", "np.partition"): "yields a value, whatever the order of ties",
+    ("speculation.py", "acceptance", "sum()"): "Python integers",
+    ("speculation.py", "residual", "sum()"): "Python integers",
+    ("scoring.py", "in_units", "sum()"): "Python integers",
+    ("scoring.py", "_calibration_error", "sum()"): "Python integers",
+    ("cli/info.py", "info", "sum()"): "sizes",
+}
+
+
+class Finder(ast.NodeVisitor):
+    """Collect (line, function, construct) for all that could leave bits to a library."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[int, str, str]] = []
+        self.scope: list[str] = []
+        self.in_function = False
+        self.modules = {"np": "numpy", "numpy": "numpy", "math": "math"}  # local name -> module
+        self.names: dict[str, str] = {}  # local name -> module.function
+
+    def note(self, node: ast.AST, construct: str) -> None:
+        self.found.append((node.lineno, ".".join(self.scope), construct))  # type: ignore[attr-defined]
+
+    def visit_scope(self, node: ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef) -> None:
+        for decorator in node.decorator_list:
+            self.visit(decorator)
+        is_nested = self.in_function  # what stands inside counts as the outermost function's
+        self.in_function = is_nested or not isinstance(node, ast.ClassDef)
+        if not is_nested:
+            self.scope.append(node.name)
+        for field, value in ast.iter_fields(node):
+            if field != "decorator_list":
+                for child in value if isinstance(value, list) else [value]:
+                    if isinstance(child, ast.AST):
+                        self.visit(child)
+        if not is_nested:
+            self.scope.pop()
+        self.in_function = is_nested
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_scope
+
+    def check_module(self, node: ast.AST, module: str) -> None:
+        is_scipy = module.split(".")[0] == "scipy"
+        if module in INEXACT_MODULES or (is_scipy and not module.startswith(SCIPY_ALLOWED)):
+            self.note(node, f"import {module}")
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            self.check_module(node, alias.name)
+            if alias.name in ("numpy", "math"):
+                self.modules[alias.asname or alias.name] = alias.name
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        if node.module and not node.level:
+            if node.module != "scipy":
+                self.check_module(node, node.module)
+            for alias in node.names:
+                if node.module in ("numpy", "math"):
+                    self.names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                elif node.module == "scipy":
+                    self.check_module(node, f"scipy.{alias.name}")
+
+    def dotted(self, node: ast.AST) -> str:
+        """Name a.b.c with its imports resolved; '' for any other expression."""
+        if isinstance(node, ast.Attribute):
+            before = self.dotted(node.value)
+            return f"{before}.{node.attr}" if before else ""
+        if isinstance(node, ast.Name):
+            return self.names.get(node.id) or self.modules.get(node.id, node.id)
+        return ""
+
+    def check_name(self, node: ast.AST) -> bool:
+        module, _, rest = self.dotted(node).partition(".")
+        function, _, method = rest.partition(".")
+        if module == "numpy" and function == "random" and not method:
+            return False  # named in full one level up, or not used
+        adds_up = function in ("add", "multiply") and method in REDUCTIONS
+        if module == "numpy" and (function in INEXACT_NUMPY or adds_up):
+            self.note(node, f"np.{rest}")
+        elif module == "math" and function in INEXACT_MATH:
+            self.note(node, f"math.{function}")
+        else:
+            return False
+        return True
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        if not self.check_name(node):
+            self.generic_visit(node)
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if node.id in self.names:
+            self.check_name(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        function = node.func
+        for called in (function, *node.args):  # f(x), and map(f, x)
+            if isinstance(called, ast.Name) and called.id in ("sum", "pow"):
+                self.note(node, f"{called.id}()")
+        if isinstance(function, ast.Attribute):
+            module = self.dotted(function).partition(".")[0]
+            is_module = module in ("numpy", "math")
+            on_text = node.args and isinstance(node.args[0], ast.Constant)
+            if function.attr in INEXACT_METHODS and not is_module:
+                self.note(node, f".{function.attr}()")
+            if function.attr == "partition" and not is_module and not on_text:
+                self.note(node, ".partition()")
+            if function.attr in SORTS and not self.is_stable(node):
+                self.note(node, f".{function.attr}() not stable")
+            if function.attr == "default_rng" and not is_module:
+                self.note(node, ".default_rng()")
+        for keyword in node.keywords:
+            off = isinstance(keyword.value, ast.Constant) and keyword.value.value is False
+            if keyword.arg == "fastmath" and not off:
+                self.note(node, "fastmath")
+        self.generic_visit(node)
+
+    @staticmethod
+    def is_stable(node: ast.Call) -> bool:
+        kinds = {k.arg: k.value for k in node.keywords}
+        kind = kinds.get("kind")
+        return (isinstance(kind, ast.Constant) and kind.value == "stable") or "key" in kinds
+
+    def check_operator(self, node: ast.BinOp | ast.AugAssign, left: ast.expr) -> None:
+        right = node.right if isinstance(node, ast.BinOp) else node.value
+        if isinstance(node.op, ast.MatMult):
+            self.note(node, "@")
+        if isinstance(node.op, ast.Pow):
+            base, exponent = self.literal(left), self.literal(right)
+            is_exact = isinstance(exponent, int) and (isinstance(base, int) or base == 2.0)
+            if not is_exact:
+                self.note(node, "**")  # x**3 too: only powers of literals are exact everywhere
+        self.generic_visit(node)
+
+    def visit_BinOp(self, node: ast.BinOp) -> None:
+        self.check_operator(node, node.left)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        self.check_operator(node, node.target)
+
+    @staticmethod
+    def literal(node: ast.expr) -> object:
+        try:
+            return ast.literal_eval(node)
+        except ValueError:
+            return None
+
+
+def findings(source: str) -> list[tuple[int, str, str]]:
+    finder = Finder()
+    finder.visit(ast.parse(source))
+    return finder.found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_on_the_path_from_seed_to_bits_leaves_them_to_a_library(name):
+    if room_of(name) in OFF_THE_PATH:
+        pytest.skip("looks at a finished run")
+    found = findings((PACKAGE / name).read_text(encoding="utf-8"))
+    culprits = [
+        f"{name}:{line}: {construct} in {scope or 'the module'}"
+        for line, scope, construct in found
+        if (name, scope, construct) not in ALLOWED
+    ]
+    assert not culprits, "use arithmetic.py, or allow it here with the reason why it is exact"
+
+
+def test_every_exception_is_still_needed():
+    needed = {
+        (name, scope, construct)
+        for name in NAMES
+        for _, scope, construct in findings((PACKAGE / name).read_text(encoding="utf-8"))
+    }
+    assert {entry for entry in ALLOWED if entry[0] in NAMES} <= needed
+
+
+@pytest.mark.parametrize(
+    ("line", "construct"),
+    [
+        ("np.exp(x)", "np.exp"),
+        ("import numpy\nnumpy.log1p(x)", "np.log1p"),
+        ("import numpy as n\nn.tanh(x)", "np.tanh"),
+        ("from numpy import exp as e\ne(x)", "np.exp"),
+        ("from numpy import random\nrandom.rand()", "np.random.rand"),
+        ("f = np.power", "np.power"),
+        ("np.einsum('ij,jk', a, b)", "np.einsum"),
+        ("np.dot(a, b)", "np.dot"),
+        ("np.linalg.norm(a)", "np.linalg.norm"),
+        ("np.mean(x)", "np.mean"),
+        ("np.sum(x)", "np.sum"),
+        ("np.cumsum(x)", "np.cumsum"),
+        ("np.add.reduce(x)", "np.add.reduce"),
+        ("np.add.accumulate(x)", "np.add.accumulate"),
+        ("np.add.at(x, i, y)", "np.add.at"),
+        ("(x * y).sum(axis=0)", ".sum()"),
+        ("x.mean()", ".mean()"),
+        ("x.dot(y)", ".dot()"),
+        ("X @ T", "@"),
+        ("x @= y", "@"),
+        ("math.exp(1)", "math.exp"),
+        ("from math import fsum\nfsum(x)", "math.fsum"),
+        ("from math import log as ln\nmap(ln, x)", "math.log"),
+        ("sum(x)", "sum()"),
+        ("list(map(sum, x))", "sum()"),
+        ("pow(x, y)", "pow()"),
+        ("x ** y", "**"),
+        ("x ** 0.5", "**"),
+        ("x ** 3", "**"),
+        ("x **= 3", "**"),
+        ("0.9 ** 7", "**"),
+        ("2.0 ** bits", "**"),
+        ("np.argsort(x)", ".argsort() not stable"),
+        ("x.argsort(kind='quicksort')", ".argsort() not stable"),
+        ("np.sort(x)", ".sort() not stable"),
+        ("x.sort()", ".sort() not stable"),
+        ("np.argpartition(x, 3)", "np.argpartition"),
+        ("np.partition(x, k)", "np.partition"),
+        ("x.partition(k)", ".partition()"),
+        ("np.random.default_rng(0)", "np.random.default_rng"),
+        ("np.random.seed(0)", "np.random.seed"),
+        ("np.random.Generator(bits)", "np.random.Generator"),
+        ("from numpy.random import default_rng", "import numpy.random"),
+        ("import random", "import random"),
+        ("from random import choice", "import random"),
+        ("import statistics", "import statistics"),
+        ("from scipy.special import logsumexp", "import scipy.special"),
+        ("from scipy import stats", "import scipy.stats"),
+        ("njit(f, fastmath=True)", "fastmath"),
+    ],
+)
+def test_the_search_catches(line, construct):
+    body = "".join(f"    {part}\n" for part in line.split("\n"))
+    found = findings(f"class A:\n  def f(x):\n{body}")
+    assert [(scope, what) for _, scope, what in found] == [("A.f", construct)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "# np.exp(x) + sum(y)",
+        '"""np.sum(x) @ math.exp(1)"""',
+        "text = 'np.exp(x)'",
+        "np.sqrt(x) * np.rint(y)",
+        "math.sqrt(x) + math.ldexp(1.0, 3) + math.prod(shape)",
+        "2.0 ** -53 + 2 ** 32 + 10**6",
+        "f(**options)",
+        "np.argsort(x, kind='stable')",
+        "names.sort(key=len)",
+        "sorted(names)",
+        "key.partition('=')",
+        "from minigen.arithmetic import exp, log\nexp(x) + log(y)",
+        "from minigen.kernels import statistics",
+        "from scipy.sparse import csr_array",
+        "statistics.sum_of_losses",
+        "np.maximum(x, y).max()",
+        "njit(f, fastmath=False)",
+        "arithmetic.exact_sum(x)",
+        "@decorated\ndef f(): pass",
+    ],
+)
+def test_the_search_lets_pass(line):
+    assert findings(line) == []
+
+
+def test_the_search_names_the_outermost_function():
+    source = "class A:\n  def f():\n    def g(): a @ b\n    c @ d\n  x = sum(y)\nz @ z"
+    assert [scope for _, scope, _ in findings(source)] == ["A.f", "A.f", "A", ""]
+
+
+# (b) Imports run downwards
+
+# Bottom first; rooms on one line are one room in several files and may import each other.
+ORDER = [
+    ["errors"],
+    ["arithmetic"],
+    ["streams"],
+    ["tokenizer"],
+    ["corpus"],
+    ["head"],
+    ["kernels", "kernels_numba"],
+    ["model"],
+    ["optimizer"],
+    ["decoding"],
+    ["generation", "beams", "speculation"],
+    ["scoring"],
+    ["config"],
+    ["checkpoint"],
+    ["workers"],
+    ["run"],
+    ["folder"],
+    ["proof"],
+    ["report"],  # a file or a folder
+    ["__init__"],  # the public names
+    ["cli"],  # a file or a folder
+    ["__main__"],
+]
+RANKS = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
+
+
+def room_of(name: str) -> str:
+    return name.removesuffix(".py").split("/")[0]
+
+
+def imported_rooms(source: str, name: str) -> list[tuple[int, str]]:
+    """(line, room) of every import from the package, those inside functions included."""
+    folders = ["minigen", *name.split("/")[:-1]]
+    rooms = []
+    for node in ast.walk(ast.parse(source)):
+        targets: list[str] = []
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = folders[: len(folders) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            targets = [f"{base}.{alias.name}" for alias in node.names]
+        for target in targets:
+            package, _, rest = target.partition(".")
+            if package == "minigen":
+                room = rest.split(".")[0]
+                rooms.append((node.lineno, room if room in RANKS else "__init__"))  # type: ignore[attr-defined]
+    return rooms
+
+
+def upward_imports(source: str, name: str) -> list[str]:
+    own = room_of(name)
+    return [
+        f"{name}:{line} imports {room}"
+        for line, room in imported_rooms(source, name)
+        if room != own and RANKS[room] > RANKS[own]
+    ]
+
+
+def test_every_file_has_its_place_in_the_order():
+    assert {room_of(name) for name in NAMES} <= RANKS.keys()
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "__init__.py"])
+def test_imports_run_only_downwards(name):
+    assert upward_imports((PACKAGE / name).read_text(encoding="utf-8"), name) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("head.py", "from minigen.model import Model"),
+        ("head.py", "import minigen.model"),
+        ("head.py", "from minigen import model"),
+        ("head.py", "from minigen import Run"),
+        ("head.py", "import minigen"),
+        ("head.py", "from . import model"),
+        ("head.py", "from .model import Model"),
+        ("head.py", "def f():\n    from minigen.cli.options import x"),
+        ("report/page.py", "from minigen.cli import main"),
+        ("report/page.py", "from ..cli import main"),
+    ],
+)
+def test_the_order_catches(name, line):
+    assert len(upward_imports(line, name)) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("model.py", "from minigen.head import weights"),
+        ("model.py", "from minigen import head, arithmetic"),
+        ("kernels.py", "from minigen import kernels_numba"),
+        ("cli/options.py", "from minigen.cli.training import train"),
+        ("cli/options.py", "from .training import train"),
+        ("cli/options.py", "from minigen import Run, run"),
+        ("head.py", "import numpy as np"),
+    ],
+)
+def test_the_order_lets_pass(name, line):
+    assert upward_imports(line, name) == []
+
+
+# (c) Docstrings
+
+
+def undocumented(source: str) -> list[str]:
+    """Names of the module, its public classes and functions, and their methods without one."""
+    tree, missing = ast.parse(source), []
+
+    def check(node: ast.Module | ast.ClassDef | ast.FunctionDef, name: str) -> None:
+        if not (ast.get_docstring(node) or "").strip():
+            missing.append(name)
+        for child in node.body:
+            is_setter = any(
+                isinstance(d, ast.Attribute) and d.attr == "setter"
+                for d in getattr(child, "decorator_list", [])
+            )
+            if (
+                isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+                and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+                and not child.name.startswith("_")
+                and not is_setter
+            ):
+                check(child, f"{name}.{child.name}")  # type: ignore[arg-type]
+
+    check(tree, "module")
+    return missing
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_modules_and_public_names_have_docstrings(name):
+    assert undocumented((PACKAGE / name).read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_module_opens_with_one_sentence_on_one_line(name):
+    docstring = ast.get_docstring(ast.parse((PACKAGE / name).read_text(encoding="utf-8"))) or ""
+    first_line = docstring.partition("\n")[0]
+    assert first_line.endswith((".", ":")) or ". " in docstring
+
+
+def test_the_search_for_docstrings_catches_a_module_a_function_a_class_and_a_method():
+    source = "def f(): pass\nclass A:\n  def g(self): pass\n  def _h(self): pass\ndef _i(): pass"
+    assert undocumented(source) == ["module", "module.f", "module.A", "module.A.g"]
+
+
+# (d) Light imports
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["minigen", "minigen.generation", "minigen.decoding", "minigen.model", "minigen.checkpoint"],
+)
+def test_generation_imports_neither_scipy_nor_numba_nor_pydantic(module):
+    heavy = ("scipy", "numba", "pydantic")
+    script = f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (found.stdout, found.stderr) == ("[]\n", "")
