@@ -4,13 +4,14 @@ What comes out is distributed exactly as if the target had been sampled token by
 Leviathan, Kalman and Matias 2023, "Fast inference from transformers via speculative decoding".
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import accumulate
 from typing import Protocol
 
-from minigen.arithmetic import Floats
-from minigen.decoding import History, Policy
+from minigen.arithmetic import Floats, exact_sum
+from minigen.decoding import History, Policy, draw
 from minigen.errors import MinigenError, OptionError
 from minigen.generation import (
     LanguageModel,
@@ -28,8 +29,8 @@ from minigen.tokenizer import END_OF_TEXT, ByteTokenizer
 class Chooser(Protocol):
     """Who makes the choices of a round; tests put every possible outcome here."""
 
-    def propose(self, weights: list[int]) -> int:
-        """Return a token drawn with these weights, for the draft."""
+    def propose(self, weights: Floats) -> int:
+        """Return a token drawn with these weights (V,), for the draft."""
         ...
 
     def accepts(self, numerator: int, denominator: int) -> bool:
@@ -41,60 +42,60 @@ class Chooser(Protocol):
         ...
 
 
-def pick(weights: list[int], word: int) -> int:
-    """Return the first index whose cumulative weight exceeds ⌊word·S/2⁶⁴⌋."""
-    cumulative = list(accumulate(weights))
-    point = word * cumulative[-1] >> 64
-    return next(i for i, reached in enumerate(cumulative) if reached > point)
-
-
 class SampledChoices:
     """Choices by the words of two streams: proposals from one, all else from the other."""
 
     def __init__(self, draft: Stream, accept: Stream):
         self._draft, self._accept = draft, accept
 
-    def propose(self, weights: list[int]) -> int:
+    def propose(self, weights: Floats) -> int:
         """Draw with one word of the draft's stream."""
-        return pick(weights, self._draft.word())
+        return int(draw(weights[None], self._draft.words(1))[0])
 
     def accepts(self, numerator: int, denominator: int) -> bool:
         """Decide with one word: u < numerator/denominator."""
         return self._accept.word() * denominator < numerator << 64
 
     def replace(self, weights: list[int]) -> int:
-        """Draw with one word."""
-        return pick(weights, self._accept.word())
+        """Draw with one word, as ``decoding.draw`` does, from weights too large for floats."""
+        cumulative = list(accumulate(weights))
+        return bisect_right(cumulative, self._accept.word() * cumulative[-1] >> 64)
 
 
 class GreedyChoices:
     """The choices of a greedy policy, whose weights are one-hot: no word is drawn."""
 
-    def propose(self, weights: list[int]) -> int:
+    def propose(self, weights: Floats) -> int:
         """Take the one token."""
-        return weights.index(max(weights))
+        return int(weights.argmax())
 
     def accepts(self, numerator: int, denominator: int) -> bool:
         """Accept the token that the target takes too."""
         return numerator >= denominator
 
-    replace = propose
+    def replace(self, weights: list[int]) -> int:
+        """Take the one token."""
+        return weights.index(max(weights))
 
 
-def acceptance(p: list[int], q: list[int], token: int) -> tuple[int, int]:
-    """p(x)/q(x) as two integers, from the weights of target and draft."""
-    return p[token] * sum(q), q[token] * sum(p)
+def acceptance(p: Floats, q: Floats, token: int) -> tuple[int, int]:
+    """p(x)/q(x) as two integers, from the weights of target and draft (V,)."""
+    return int(p[token]) * int(exact_sum(q)), int(q[token]) * int(exact_sum(p))
 
 
-def residual(p: list[int], q: list[int]) -> list[int]:
+def residual(p: Floats, q: Floats) -> list[int]:
     """Weights of max(0, p − q), which a refused proposal is replaced from."""
-    P, Q = sum(p), sum(q)
-    return [max(0, a * Q - b * P) for a, b in zip(p, q, strict=True)]
+    P, Q = int(exact_sum(p)), int(exact_sum(q))
+    return [max(0, a * Q - b * P) for a, b in zip(_integers(p), _integers(q), strict=True)]
+
+
+def _integers(weights: Floats) -> list[int]:
+    return [int(weight) for weight in weights.tolist()]
 
 
 def speculative_round(
-    draft: Callable[[list[int]], list[int]],
-    target: Callable[[list[int]], Iterable[list[int]]],
+    draft: Callable[[list[int]], Floats],
+    target: Callable[[list[int]], Iterable[Floats]],
     choices: Chooser,
     num_draft_tokens: int,
 ) -> tuple[list[int], int, int]:
@@ -105,13 +106,13 @@ def speculative_round(
     replacement, else one drawn from the target.
     """
     proposals: list[int] = []
-    q: list[list[int]] = []
+    q: list[Floats] = []
     while len(proposals) < num_draft_tokens and END_OF_TEXT not in proposals:
         q.append(draft(proposals))
         proposals.append(choices.propose(q[-1]))
     for i, p in enumerate(target(proposals)):
         if i == len(proposals):
-            return [*proposals, choices.replace(p)], i, i
+            return [*proposals, choices.replace(_integers(p))], i, i
         if not choices.accepts(*acceptance(p, q[i], proposals[i])):
             return [*proposals[:i], choices.replace(residual(p, q[i]))], i, i + 1
     raise AssertionError("the target gives a distribution after the last proposal")
@@ -185,19 +186,20 @@ def _speculate(
     window = max(model.context_length, draft_model.context_length)
     recent = row.prompt_ids[-window:]
 
-    def draft(proposals: list[int]) -> list[int]:
+    def draft(proposals: list[int]) -> Floats:
         if proposals:
             history.append(proposals[-1:])
         contexts = padded_contexts([recent + proposals], draft_model.context_length)
-        return _integers(policy.weights(draft_model.logits(contexts), history))
+        weights: Floats = policy.weights(draft_model.logits(contexts), history)[0]
+        return weights
 
-    def target(proposals: list[int]) -> Iterator[list[int]]:
+    def target(proposals: list[int]) -> Iterator[Floats]:
         for token in reversed(proposals[:-1]):  # the draft's tokens are not in the text yet
             history.pop([token])
         texts = [recent + proposals[:i] for i in range(len(proposals) + 1)]
         logits = model.logits(padded_contexts(texts, model.context_length))  # (γ + 1, V)
         for i in range(len(texts)):
-            yield _integers(policy.weights(logits[i : i + 1], history))
+            yield policy.weights(logits[i : i + 1], history)[0]
             history.append(proposals[i : i + 1])  # it was accepted, or the round is over
 
     accepted = examined = 0
@@ -217,8 +219,3 @@ def _speculate(
                 yield Piece(row.index, token, text, continuation)
                 break
             yield Piece(row.index, token, text, None)
-
-
-def _integers(weights: Floats) -> list[int]:
-    """Return the one row of weights (1, V) as Python integers."""
-    return [int(weight) for weight in weights[0].tolist()]
