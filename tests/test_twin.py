@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minigen.arithmetic import integer_exp
+from minigen.arithmetic import integer_exp, log
 from minigen.checkpoint import PARAMETERS, fingerprint
 from minigen.decoding import History, Policy
 from minigen.generation import complete, generate, padded_contexts
@@ -49,11 +49,16 @@ def model(kind):
     tokenizer = ByteTokenizer() if kind == "ties" else learned_tokenizer()
     made = Model(tokenizer.vocab_size, context_length=3, embedding_dim=5)
     made.initialize(Stream(7, kind))
+    made.parameters["E"][0, 0] = 1.0  # a power of two as the largest: the grid's edge
     if kind == "peaked":  # most tokens lie more than 30 nats below the best
         made.flat *= 7.3
     if kind == "ties":  # few distinct logits; <|endoftext|> is likely
         made.flat[:] = np.rint(made.flat * 2.0)
         made.parameters["b"][256] = 3.0
+    if kind == "decimals":  # probabilities that stand exactly at the thresholds of the policies
+        made.flat[:] = 0.0
+        made.parameters["b"][:] = -1000.0
+        made.parameters["b"][60:64] = log([0.3, 0.1, 0.1, 0.5])
     if kind == "huge":
         made.flat *= 2.0**150
     made.changed()
@@ -70,13 +75,13 @@ def random_text(dice):
 
 
 def random_case(dice):
-    fraction = [1.0, 0.0, 0.1, 0.8, 0.9, 0.95, 1e-7, 2.5e-9, 0.333, 5e-324]
+    fraction = [0.1, 0.2, 0.6, 0.8, 0.9, 0.95, 1e-7, 2.5e-9, 5e-324]
     return {
         "prompt": random_text(dice).hex(),
         "policy": {
             "temperature": dice.choice([1.0, 1.0, 0.8, 0.3, 1.7, 0.0, 1e-310, 40.0]),
             "top_k": dice.choice([0, 0, 1, 2, 5, 40, 1000]),
-            "top_p": dice.choice([1.0, 1.0, *fraction, dice.random()]),
+            "top_p": dice.choice([0.0, 1.0, 1.0, *fraction, dice.random()]),
             "min_p": dice.choice([0.0, 0.0, *fraction, dice.random()]),
         },
         "seed": str(dice.choice([0, 1, 12345, 10**30])),
@@ -100,11 +105,11 @@ def python_answer(made, tokenizer, case):
     }
 
 
-@pytest.mark.parametrize("kind", ["flat", "peaked", "ties", "huge"])
+@pytest.mark.parametrize("kind", ["flat", "peaked", "ties", "decimals", "huge"])
 def test_same_weights_prompt_policy_and_seed_give_the_same_token_ids(kind):
     made, tokenizer = model(kind)
     dice = random.Random(kind)
-    cases = [random_case(dice) for _ in range(60)]
+    cases = [random_case(dice) for _ in range(50)]
     weights = b"".join(made.parameters[name].astype("<f8").tobytes() for name in PARAMETERS)
     answer = ask(
         "models",
@@ -155,6 +160,14 @@ def test_texts_become_the_ids_of_python():
         texts=[text.hex() for text in texts],
     )
     assert got == expected
+
+
+def test_equal_pairs_are_joined_from_the_left():
+    tokenizer = ByteTokenizer([(97, 97), (257, 97), (98, 97)])
+    texts = [b"aaa", b"aaaaa", b"baaaab", b"aab aaba"]
+    expected = [tokenizer.encode(text).ids for text in texts]
+    merges = tokenizer.state()["merges"]
+    assert ask("encodings", merges=merges, texts=[text.hex() for text in texts]) == expected
 
 
 def python_parts(parts):
