@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from minigen.errors import MinigenError
+from minigen.model import Model
+from minigen.tokenizer import ByteTokenizer
 
 FORMAT = 1  # raised whenever a file of the old kind would be misread
 PARAMETERS = ("E", "W", "b")
@@ -126,6 +127,21 @@ def load(path: str | Path, *, moments: bool = True) -> Checkpoint:
     )
 
 
+def load_model(model_path: str | Path) -> tuple[Model, ByteTokenizer]:
+    """Return the model and tokenizer of MODEL, ready to generate; the moments are not read."""
+    saved = load(locate(model_path), moments=False)
+    D, K, V = saved.tensors["W"].shape
+    model = Model(V, K, D)
+    model.load(saved.tensors)
+    tokenizer = ByteTokenizer.from_state(saved.tokenizer)
+    if tokenizer.vocab_size != V:
+        raise MinigenError(
+            f"{model_path} is damaged: its tokenizer has {tokenizer.vocab_size} tokens, "
+            f"its weights {V}"
+        )
+    return model, tokenizer
+
+
 def locate(model_path: str | Path) -> Path:
     """Return the checkpoint file that MODEL means: itself, or a run folder's highest step.
 
@@ -141,7 +157,7 @@ def locate(model_path: str | Path) -> Path:
     steps = {
         int(match[1]): path / name
         for name in names
-        if (match := re.fullmatch(r"step-([0-9]{6,})\.safetensors", name))
+        if (match := re.fullmatch(r"step-([0-9]+)\.safetensors", name))
     }
     if not steps:
         raise MinigenError(
@@ -267,15 +283,12 @@ def _check_shapes(shapes: Shapes, description: dict[str, Any]) -> None:
     try:
         K = description["config"]["model"]["context_length"]
         D = description["config"]["model"]["embedding_dim"]
-        largest = description["config"]["tokenizer"]["vocab_size"]
+        V = 257 + len(description["tokenizer"]["merges"])  # bytes, <|endoftext|>, merges
         described = {name: tuple(entry["shape"]) for name, entry in description["tensors"].items()}
     except (KeyError, TypeError):
-        raise MinigenError("its config or its list of tensors is not complete") from None
+        raise MinigenError("its config, tokenizer or list of tensors is not complete") from None
     if described != shapes:
         raise MinigenError("it is damaged: its tensors are not those that its description lists")
-    V = prod(shapes.get("b", ()))
-    if not 257 <= V <= largest:  # a short text has fewer merges than vocab_size allows
-        raise MinigenError(f"b must hold 257 to vocab_size = {largest} numbers (got {V})")
     expected = {"E": (V, D), "W": (D, K, V), "b": (V,)}
     moments = {name.rpartition(".")[0] for name in shapes} - {""}
     names = {*PARAMETERS, *(f"{moment}.{name}" for moment in moments for name in PARAMETERS)}

@@ -4,7 +4,7 @@ import difflib
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -28,7 +28,7 @@ from minigen.errors import MinigenError, OptionError
 MOST_TERMS = 2**21
 
 Tables = dict[str, Any]  # table name → its keys and values, as TOML gives them
-POLICY_OPTIONS = {option.name: option for option in fields(Policy)}
+POLICY_OPTIONS = tuple(option.name for option in fields(Policy))
 
 
 def _unicode(text: str) -> str:
@@ -37,7 +37,9 @@ def _unicode(text: str) -> str:
 
 
 # A description completes the sentence "KEY must be …": it is the text of every error of that key.
-Count = Annotated[int, Field(ge=0, description="an integer of at least 0")]
+Count = Annotated[
+    int, Field(ge=0, lt=2**63, description="an integer of at least 0 (and below 2**63, as in TOML)")
+]
 Size = Annotated[int, Field(ge=1, le=MOST_TERMS, description=f"an integer from 1 to {MOST_TERMS}")]
 Share = Annotated[float, Field(ge=0, lt=1, description="a number from 0 to below 1")]
 Amount = Annotated[float, Field(ge=0, description="a finite number of at least 0")]
@@ -147,15 +149,16 @@ class _SamplingTable(_Table):
         name = str(info.field_name)
         if name not in POLICY_OPTIONS:
             return value
-        if isinstance(value, list):
-            value = tuple(value)
-        if name == "logit_bias" and isinstance(value, Mapping):  # TOML's keys are strings
+        if name == "logit_bias" and isinstance(value, Mapping):  # keys of TOML and JSON are strings
             value = {int(k) if str(k).isdecimal() else k: bias for k, bias in value.items()}
         try:
-            Policy(**{name: value})
+            return getattr(Policy(**{name: value}), name)
         except OptionError as error:
-            raise ValueError(f"sampling.{error}") from None
-        return value
+            start = "sampling." if str(error).startswith(name) else f"sampling.{name}: "
+            raise ValueError(f"{start}{error}") from None
+        except (AttributeError, TypeError):
+            kind = "list of token ids" if name == "suppress_tokens" else 'table, as {"65" = 1.5}'
+            raise ValueError(f"sampling.{name} must be a {kind} (got {_shown(value)})") from None
 
     @property
     def policy(self) -> Policy:
@@ -169,13 +172,7 @@ else:  # the list of options has one home, the Policy
     SamplingTable = create_model(
         "SamplingTable",
         __base__=_SamplingTable,
-        **{
-            name: (
-                Any,
-                option.default if option.default is not MISSING else option.default_factory(),
-            )
-            for name, option in POLICY_OPTIONS.items()
-        },
+        **{name: (Any, getattr(Policy(), name)) for name in POLICY_OPTIONS},
     )
 
 
@@ -388,14 +385,14 @@ def _unknown(dotted: str, tables: Tables) -> str:
     name, _, key = dotted.partition(".")
     if not key and isinstance(tables[name], dict):
         nearest = max(_tables(), key=lambda table: _likeness(name, table))
-        return f"unknown table [{name}]: the nearest known one is [{nearest}]"
+        return f"unknown table {name!r}: the nearest known one is [{nearest}]"
     _, nearest = max(
         # A key of the same table counts as a little more alike.
         (_likeness(key or name, known) + 0.25 * (table == name), f"{table}.{known}")
         for table, model in _tables().items()
         for known in model.model_fields
     )
-    return f"unknown key {dotted}: the nearest known one is {nearest}"
+    return f"unknown key {dotted!r}: the nearest known one is {nearest}"
 
 
 def _tables() -> dict[str, type[BaseModel]]:
@@ -413,5 +410,8 @@ def _concerns(key: str, overrides: Mapping[str, object]) -> bool:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python shows no integer of more than 4300 digits
+        text = "a number too long to show"
     return text if len(text) <= 80 else text[:77] + "..."
