@@ -74,16 +74,25 @@ def random_text(dice):
     return text if dice.random() < 0.6 else FABLES.read_bytes()[start : start + 150]
 
 
+NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+FRACTIONS = [0.1, 0.5, 0.6, 0.8, 0.9, 0.95, 1e-7, 2.5e-9, 5e-324]
+
+
+def random_policy(dice):
+    policy = {
+        "temperature": dice.choice([1.0, 0.8, 0.3, 1.7, 0.0, 1e-310, 40.0]),
+        "top_k": dice.choice([0, 1, 2, 5, 40, 1000]),
+        "top_p": dice.choice([0.0, 1.0, *FRACTIONS, dice.random()]),
+        "min_p": dice.choice([0.0, 1.0, *FRACTIONS, dice.random()]),
+    }
+    used = dice.sample(sorted(policy), k=dice.choice([1, 1, 2, 3, 4]))
+    return {**NEUTRAL, **{name: policy[name] for name in used}}
+
+
 def random_case(dice):
-    fraction = [0.1, 0.2, 0.6, 0.8, 0.9, 0.95, 1e-7, 2.5e-9, 5e-324]
     return {
         "prompt": random_text(dice).hex(),
-        "policy": {
-            "temperature": dice.choice([1.0, 1.0, 0.8, 0.3, 1.7, 0.0, 1e-310, 40.0]),
-            "top_k": dice.choice([0, 0, 1, 2, 5, 40, 1000]),
-            "top_p": dice.choice([0.0, 1.0, 1.0, *fraction, dice.random()]),
-            "min_p": dice.choice([0.0, 0.0, *fraction, dice.random()]),
-        },
+        "policy": random_policy(dice),
         "seed": str(dice.choice([0, 1, 12345, 10**30])),
         "position": dice.choice([0, 0, 3, 1001]),
         "length": dice.randrange(1, 40),
