@@ -206,6 +206,12 @@ def round_to_grid(
     return np.rint(integers, out=integers), unit
 
 
+def integer_square(x: Any, per_unit: float, scale: float) -> Any:
+    """rint((x/unit)²·scale): a square on a grid, so that squares add up exactly."""
+    x = x * per_unit
+    return np.rint(x * x * scale)
+
+
 def exact_matmul(a: Floats, b: Floats, out: Floats | None = None) -> Floats:
     """a·b of integer-valued operands, sums of magnitudes within 2^53: same bits in any order."""
     return np.matmul(a, b, out=out)

@@ -1,27 +1,87 @@
-"""The hot loops of training: one-hot products and softmax over a batch, optimizer over all weights.
+"""The hot loops of training: rounding, one-hot products with softmax, the optimizer's update.
 
 Here in numpy and scipy, as the readable reference; ``kernels_numba`` compiles the same formulas.
-Nothing in them depends on order, so the two agree bit for bit and speed alone decides.
+Nothing in them depends on order, so the two agree bit for bit and ``engine`` goes by speed alone.
 """
 
+import itertools
+import os
+import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
+from threadpoolctl import ThreadpoolController
 
-from minigen.arithmetic import Floats, exact_sum, integer_exp
+from minigen.arithmetic import Floats, exact_matmul, exact_sum, integer_exp, integer_square
+from minigen.arithmetic import largest_magnitude as largest_magnitude
+from minigen.arithmetic import round_to_grid as round_to_grid
 from minigen.head import gaps, integer_gradient, integer_losses, log_partition, weight_bits
 
 Integers = NDArray[np.int64]
 
 _BLOCK = 1 << 14  # elements that stay in cache from pass to pass
+GRAIN = 1 << 16  # elements below which a second thread costs more than it saves
 
 
-def _blocks(rows: int, row_size: int = 1) -> Iterator[slice]:
-    height = max(1, _BLOCK // row_size)
-    return (slice(start, start + height) for start in range(0, rows, height))
+@cache
+def engine() -> ModuleType:
+    """``kernels_numba`` where numba is installed (``minigen[fast]``), else this module."""
+    try:
+        return import_module("minigen.kernels_numba")
+    except ImportError:
+        return sys.modules[__name__]
+
+
+@cache
+def blas() -> Any:
+    """Return the BLAS libraries in use, to see and to set their number of threads."""
+    return ThreadpoolController().select(user_api="blas")
+
+
+@cache
+def pool() -> tuple[ThreadPoolExecutor, int]:
+    """Return the helping threads and their number, the caller included: what BLAS was allowed."""
+    threads = max((library["num_threads"] for library in blas().info()), default=1)
+    return ThreadPoolExecutor(max(1, threads - 1)), threads
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=pool.cache_clear)  # a forked process has no threads yet
+
+
+def in_parallel(work: Callable[[slice], Any], size: int, weight: int = 1) -> list[Any]:
+    """[work(part), …] over equal parts of range(size), a thread each; an item is ``weight`` big.
+
+    BLAS is held at one thread meanwhile: its own and ours would fight over the same cores.
+    """
+    executor, threads = pool()
+    parts = max(1, min(threads, size, size * weight // GRAIN))
+    bounds = [size * i // parts for i in range(parts + 1)]
+    slices = [slice(*pair) for pair in itertools.pairwise(bounds)]
+    with blas().limit(limits=1):
+        others = [executor.submit(work, part) for part in slices[1:]]
+        return [work(slices[0]), *(other.result() for other in others)]
+
+
+def matmul(a: Floats, b: Floats, out: Floats | None = None) -> Floats:
+    """``exact_matmul`` with its columns shared out among threads."""
+    out = np.empty((len(a), b.shape[1])) if out is None else out
+    in_parallel(lambda part: exact_matmul(a, b[:, part], out[:, part]), b.shape[1], a.size // 16)
+    return out
+
+
+def blocks(part: slice, row_size: int = 1, block_size: int = _BLOCK) -> Iterator[slice]:
+    """Cut a slice of rows into slices of about ``block_size`` elements."""
+    height = max(1, block_size // row_size)
+    for start in range(part.start, part.stop, height):
+        yield slice(start, min(start + height, part.stop))
 
 
 def one_hot_contexts(slots: Integers, rows: int) -> Any:
@@ -41,20 +101,37 @@ def statistics(
     targets (N,); scale G. Returns dT (U, K, V) in steps of 1/G and Σ nll in ``head.LOSS_UNIT``.
     """
     U, K, V = table.shape
-    X = one_hot_contexts(slots, U)
-    d = X @ table.reshape(U * K, V)  # (N, V): integer logits, overwritten by their gradient
     losses = np.empty(len(targets))
-    for block in _blocks(len(targets), V):
-        y = targets[block, None]  # (n, 1)
-        gap = gaps(d[block] * unit + bias)  # (n, V)
-        w = integer_exp(gap, weight_bits(V))
-        S = exact_sum(w, axis=1, keepdims=True)  # (n, 1)
-        losses[block] = (np.take_along_axis(gap, y, axis=1) + log_partition(S, V))[:, 0]
-        gradient = integer_gradient(w, scale / S)
-        gradient[np.arange(len(y)), y[:, 0]] -= scale
-        d[block] = gradient
-    dT = (X.T @ d).reshape(U, K, V)
-    return dT, int(exact_sum(integer_losses(losses)))
+
+    def of(part: slice) -> Floats:
+        X = one_hot_contexts(slots[part], U)
+        d = X @ table.reshape(U * K, V)  # (n, V): integer logits, overwritten by their gradient
+        for block in blocks(slice(0, len(d)), V):
+            y = targets[part][block, None]  # (n, 1)
+            gap = gaps(d[block] * unit + bias)  # (n, V)
+            w = integer_exp(gap, weight_bits(V))
+            S = exact_sum(w, axis=1, keepdims=True)  # (n, 1)
+            nll = np.take_along_axis(gap, y, axis=1) + log_partition(S, V)
+            losses[part][block] = nll[:, 0]
+            gradient = integer_gradient(w, scale / S)
+            gradient[np.arange(len(y)), y[:, 0]] -= scale
+            d[block] = gradient
+        return X.T @ d  # (U·K, V)
+
+    parts: list[Floats] = in_parallel(of, len(targets), K * V)
+    dT, *others = parts
+    for other in others:
+        dT += other
+    return dT.reshape(U, K, V), int(exact_sum(integer_losses(losses)))
+
+
+def sum_of_squares(x: Floats, per_unit: float, scale: float) -> float:
+    """Σ ``arithmetic.integer_square`` over a flat array."""
+
+    def of(part: slice) -> list[float]:
+        return [exact_sum(integer_square(x[block], per_unit, scale)) for block in blocks(part)]
+
+    return float(exact_sum(np.concatenate(in_parallel(of, len(x)))))
 
 
 def update(
@@ -65,9 +142,14 @@ def update(
     scalars: tuple[float, ...],
 ) -> None:
     """Apply an elementwise rule of the optimizer in place: (weights, *moments) = rule(…)."""
-    for block in _blocks(len(weights)):
-        new = rule(
-            weights[block], gradient[block], *(moment[block] for moment in moments), *scalars
-        )
-        for old, value in zip((weights, *moments), new, strict=True):
-            old[block] = value
+
+    @np.errstate(over="ignore", invalid="ignore")  # the next step's range check tells
+    def of(part: slice) -> None:
+        for block in blocks(part):
+            new = rule(
+                weights[block], gradient[block], *(moment[block] for moment in moments), *scalars
+            )
+            for old, value in zip((weights, *moments), new, strict=True):
+                old[block] = value
+
+    in_parallel(of, len(weights))

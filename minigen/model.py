@@ -6,6 +6,7 @@ One table a step replaces N products; in generation it is the cache of what was 
 
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,7 +108,7 @@ class Model:
         self._table = np.empty((0, self.context_length, self.vocab_size))
         self._filled = 0
 
-    def grids(self) -> tuple[Floats, float, Floats, float]:
+    def grids(self, round_to_grid: Any = round_to_grid) -> tuple[Floats, float, Floats, float]:
         """E and W rounded once to integers: (E (V, D), its unit, W (D, K·V), its unit).
 
         Raises MinigenError where a parameter is not finite or too large for the grid.
@@ -141,7 +142,8 @@ class Model:
             slots = self._slots[contexts]
         _, E_unit, _, W_unit = self.grids()
         rows = self._table[slots, np.arange(self.context_length)]  # (N, K, V)
-        return exact_sum(rows, axis=1) * (E_unit * W_unit) + self.parameters["b"]  # (N, V)
+        z: Floats = exact_sum(rows, axis=1) * (E_unit * W_unit) + self.parameters["b"]  # (N, V)
+        return z
 
     def _remember(self, tokens: Integers) -> None:
         rows, _ = self.table(tokens)
@@ -160,15 +162,19 @@ class Model:
 
         ``step_size`` is the number of predictions of the whole step, of which these may be a part.
         """
-        from minigen.kernels import statistics  # imports scipy, which generation does without
+        from minigen.kernels import engine, matmul  # imports scipy, which generation does without
 
-        occurs = np.zeros(self.vocab_size, dtype=bool)
+        V, K, b = self.vocab_size, self.context_length, self.parameters["b"]
+        if not 0 <= targets.min(initial=0) <= targets.max(initial=0) < V:
+            raise OptionError(f"targets must be tokens below {V} (got {targets.max()})")
+        occurs = np.zeros(V, dtype=bool)
         occurs[contexts] = True
         tokens = np.flatnonzero(occurs)
         slots = (np.add.accumulate(occurs, dtype=np.int64) - 1)[contexts]  # (N, K)
-        table, unit = self.table(tokens)
+        E, E_unit, W, W_unit = self.grids(engine().round_to_grid)
+        table = matmul(E[tokens], W).reshape(-1, K, V)
         scale = gradient_scale(step_size)
-        dT, loss = statistics(table, unit, self.parameters["b"], slots, targets, scale)
+        dT, loss = engine().statistics(table, E_unit * W_unit, b, slots, targets, scale)
         return Statistics(tokens, dT, loss, len(targets), step_size)
 
     def gradient(self, statistics: Statistics) -> Floats:
@@ -176,18 +182,25 @@ class Model:
 
         dW = Eᵀ·dT, dE = Σₖ dTₖ·Wₖᵀ, db = Σ dT over one position; dT is rounded once to its grid.
         """
-        E, E_unit, W, W_unit = self.grids()
+        from minigen.kernels import engine, in_parallel, matmul
+
+        E, E_unit, W, W_unit = self.grids(engine().round_to_grid)
         tokens, dT = statistics.tokens, statistics.dT
         D, K, V = self.parameters["W"].shape
         per_prediction = 1.0 / gradient_scale(statistics.step_size) / statistics.step_size
-        gradient = np.zeros_like(self.flat)
+        gradient = np.empty_like(self.flat)
         views = self.views(gradient)
         views["b"][...] = exact_sum(dT[:, K - 1], axis=0) * per_prediction
-        dT, dT_unit = round_to_grid(dT, self.bits)
-        dW = exact_matmul(E[tokens].T, dT.reshape(-1, K * V)).reshape(D, K, V)
-        np.multiply(dW, E_unit * dT_unit * per_prediction, out=views["W"])
+        dT, dT_unit = engine().round_to_grid(dT, self.bits)
+        dW = matmul(E[tokens].T, dT.reshape(-1, K * V), views["W"].reshape(D, K * V))
+        dW *= E_unit * dT_unit * per_prediction
         dE = np.zeros((len(tokens), D))
-        for k in range(K):
-            dE += exact_matmul(dT[:, k], W.reshape(D, K, V)[:, k].T)
+
+        def rows(part: slice) -> None:
+            for k in range(K):
+                dE[part] += exact_matmul(dT[part, k], W.reshape(D, K, V)[:, k].T)
+
+        in_parallel(rows, len(tokens), K * V * D // 16)
+        views["E"][...] = 0.0
         views["E"][tokens] = dE * (W_unit * dT_unit * per_prediction)
         return gradient

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from minigen.arithmetic import Floats, ceil_log2, cos, exact_sum, grid_unit, largest_magnitude
+from minigen.arithmetic import Floats, ceil_log2, cos, grid_unit
 
 _EPSILON = 1e-8  # AdamW's guard against division by zero
 _SMALLEST_FIRST = 2.0**-400  # moments below these become +0 by our own rule, since some
@@ -25,8 +25,8 @@ def adamw(
     g = g * clip
     m = beta1 * m + (1.0 - beta1) * g
     v = beta2 * v + (1.0 - beta2) * (g * g)
-    m = np.where(np.abs(m) < _SMALLEST_FIRST, 0.0, m)
-    v = np.where(v < _SMALLEST_SECOND, 0.0, v)
+    m = m * (np.abs(m) >= _SMALLEST_FIRST) + 0.0
+    v = v * (v >= _SMALLEST_SECOND) + 0.0
     return p * keep - rate * m / (np.sqrt(v) * spread + _EPSILON), m, v
 
 
@@ -35,16 +35,17 @@ def sgd(
 ) -> tuple[Any, ...]:
     """One SGD update with momentum (decay of the velocity) of p; returns (p, momentum)."""
     momentum = decay * momentum + g * clip
-    momentum = np.where(np.abs(momentum) < _SMALLEST_FIRST, 0.0, momentum)
+    momentum = momentum * (np.abs(momentum) >= _SMALLEST_FIRST) + 0.0
     return p * keep - rate * momentum, momentum
 
 
 def norm(x: Floats) -> float:
-    """Euclidean norm √Σx²: squares on a grid, scaled so that the sum of all stays within 2^53."""
-    unit = grid_unit(largest_magnitude(x), 0)
+    """Euclidean norm √Σx² of a flat array: its squares add up to at most 2^53 grid steps."""
+    from minigen.kernels import engine
+
+    unit = grid_unit(engine().largest_magnitude(x), 0)
     scale = ldexp(1.0, 53 - ceil_log2(x.size))
-    scaled = x * (1.0 / unit)
-    total = exact_sum(np.rint(scaled * scaled * scale))
+    total = engine().sum_of_squares(x, 1.0 / unit, scale)
     return float(np.sqrt(total / scale)) * unit
 
 
@@ -104,7 +105,7 @@ class Optimizer:
 
         The gradient's norm is clipped to ``gradient_clip`` (0 = never).
         """
-        from minigen.kernels import update  # imports scipy, which generation does without
+        from minigen.kernels import engine  # imports scipy, which generation does without
 
         self.step += 1
         self._advance_beta_powers()
@@ -115,14 +116,12 @@ class Optimizer:
             length = norm(gradient)
             clip = self.gradient_clip / length if length > self.gradient_clip else 1.0
         moments = tuple(self.moments.values())
-        with np.errstate(over="ignore", invalid="ignore"):  # the next step's range check tells
-            if self.name == "adamw":
-                first, second = self._beta_powers
-                spread = 1.0 / float(np.sqrt(1.0 - second))
-                bias_corrected = (rate / (1.0 - first), spread)
-                update(
-                    adamw, parameters, gradient, moments, (clip, keep, *self.betas, *bias_corrected)
-                )
-            else:
-                update(sgd, parameters, gradient, moments, (clip, keep, self.momentum, rate))
+        if self.name == "adamw":
+            first, second = self._beta_powers
+            spread = 1.0 / float(np.sqrt(1.0 - second))
+            scalars: tuple[float, ...] = (clip, keep, *self.betas, rate / (1.0 - first), spread)
+            engine().update(adamw, parameters, gradient, moments, scalars)
+        else:
+            scalars = (clip, keep, self.momentum, rate)
+            engine().update(sgd, parameters, gradient, moments, scalars)
         return rate

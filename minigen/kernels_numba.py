@@ -1,0 +1,196 @@
+"""The loops of ``kernels``, compiled: the same formulas and the same bits, row by row in cache."""
+# mypy: allow-untyped-defs, allow-untyped-calls, no-check-untyped-defs
+
+import hashlib
+import inspect
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import numba
+import numpy as np
+
+from minigen import arithmetic, head, optimizer
+from minigen.arithmetic import Floats, exact_sum, exp_span, exp_table, grid_unit
+from minigen.head import integer_losses, log_partition, weight_bits
+from minigen.kernels import Integers, blocks, in_parallel
+
+_BLOCK = 1 << 20  # logits that should stay in cache from one loop over a batch to the next
+
+# Numba's cache on disk looks at a loop's own file; so the loop's name says which formulas went in.
+_FORMULAS = hashlib.sha256(
+    "".join(inspect.getsource(module) for module in (arithmetic, head, optimizer)).encode()
+).hexdigest()[:16]
+
+
+def _formula(function: Any) -> Any:
+    return numba.njit(function, error_model="numpy")
+
+
+def _loop(function: Any) -> Any:
+    function.__qualname__ += f"-{_FORMULAS}"
+    compiled = numba.njit(function, error_model="numpy", fastmath=False, nogil=True)
+    with suppress(RuntimeError):  # there is no folder to write to
+        compiled.enable_caching()
+    return compiled
+
+
+_exp_step = _formula(arithmetic.exp_step)
+_exp_remainder = _formula(arithmetic.exp_remainder)
+_integer_square = _formula(arithmetic.integer_square)
+_integer_gradient = _formula(head.integer_gradient)
+_adamw = _formula(optimizer.adamw)
+_sgd = _formula(optimizer.sgd)
+
+
+@_loop
+def _largest_magnitude(x):
+    """Bits of max |x|: magnitudes are ordered like their bits, and NaN lies above all."""
+    bits = x.view(np.int64)
+    largest = np.int64(0)
+    for i in range(len(bits)):
+        largest = max(largest, bits[i] & 0x7FFFFFFFFFFFFFFF)
+    return largest
+
+
+@_loop
+def _round(x, per_unit, out):
+    for i in range(len(x)):
+        out[i] = np.rint(x[i] * per_unit)
+
+
+@_loop
+def _sum_of_squares(x, per_unit, scale):
+    total = 0
+    for i in range(len(x)):
+        total += np.int64(_integer_square(x[i], per_unit, scale))
+    return total
+
+
+@_loop
+def _largest(row, scratch):
+    """max(row), from its bits too: those of negative numbers are ordered the other way."""
+    bits = row.view(np.int64)
+    largest = np.int64(-1) << 63
+    for i in range(len(bits)):
+        largest = max(largest, bits[i] ^ ((bits[i] >> 63) & 0x7FFFFFFFFFFFFFFF))
+    scratch[0] = largest ^ ((largest >> 63) & 0x7FFFFFFFFFFFFFFF)
+    return scratch.view(np.float64)[0]
+
+
+@_loop
+def _gradients(table, unit, bias, scale, powers, span, slots, targets, d, gap, S):
+    """Fill each row of d with its prediction's gradient; gap and S are what the loss needs."""
+    K, V = table.shape[1:]
+    steps = np.empty(V, np.int32)
+    lookup = steps.view(np.uint32)  # spares the test for negative indices
+    scratch = np.empty(1, np.int64)
+    for n in range(len(d)):
+        row = d[n]
+        row[:] = table[slots[n, 0], 0]
+        for k in range(1, K):
+            addend = table[slots[n, k], k]
+            for i in range(V):
+                row[i] += addend[i]
+        for i in range(V):
+            row[i] = row[i] * unit + bias[i]
+        best = _largest(row, scratch)
+        gap[n] = best - row[targets[n]]
+        for i in range(V):
+            clamped = min(best - row[i], span)
+            step = _exp_step(clamped)
+            steps[i] = np.int32(step)
+            row[i] = _exp_remainder(-clamped, -step)
+        for i in range(V):
+            row[i] = np.rint(row[i] * powers[lookup[i]])
+        total = 0
+        for i in range(V):
+            total += np.int64(row[i])
+        S[n] = total
+        ratio = scale / S[n]
+        for i in range(V):
+            row[i] = _integer_gradient(row[i], ratio)
+        row[targets[n]] -= scale
+
+
+@_loop
+def _scatter(d, slots, dT, start, stop):
+    """Add each row of d to its K rows of dT, in the columns from start to stop."""
+    for n in range(len(d)):
+        row = d[n]
+        for k in range(slots.shape[1]):
+            total = dT[slots[n, k], k]
+            for i in range(start, stop):
+                total[i] += row[i]
+
+
+@_loop
+def _update_adamw(p, g, m, v, clip, keep, beta1, beta2, rate, spread):
+    for i in range(len(p)):
+        p[i], m[i], v[i] = _adamw(p[i], g[i], m[i], v[i], clip, keep, beta1, beta2, rate, spread)
+
+
+@_loop
+def _update_sgd(p, g, momentum, clip, keep, decay, rate):
+    for i in range(len(p)):
+        p[i], momentum[i] = _sgd(p[i], g[i], momentum[i], clip, keep, decay, rate)
+
+
+def largest_magnitude(x: Floats) -> float:
+    """``arithmetic.largest_magnitude``."""
+    flat = x.reshape(-1)
+    bits = max(in_parallel(lambda part: _largest_magnitude(flat[part]), len(flat)))
+    return float(np.int64(bits).view(np.float64))
+
+
+def round_to_grid(x: Floats, bits: int) -> tuple[Floats, float]:
+    """``arithmetic.round_to_grid``."""
+    unit = grid_unit(largest_magnitude(x), bits)
+    integers = np.empty(x.shape)
+    flat, out = x.reshape(-1), integers.reshape(-1)
+    in_parallel(lambda part: _round(flat[part], 1.0 / unit, out[part]), len(flat))
+    return integers, unit
+
+
+def sum_of_squares(x: Floats, per_unit: float, scale: float) -> float:
+    """``kernels.sum_of_squares``."""
+    sums = in_parallel(lambda part: _sum_of_squares(x[part], per_unit, scale), len(x))
+    return float(exact_sum(np.array(sums)))
+
+
+def statistics(
+    table: Floats, unit: float, bias: Floats, slots: Integers, targets: Integers, scale: float
+) -> tuple[Floats, int]:
+    """``kernels.statistics``."""
+    U, K, V = table.shape
+    bits = weight_bits(V)
+    formula = (table, unit, bias, scale, exp_table(bits), exp_span(bits))
+    dT = np.zeros((U, K, V))
+    gap, S = np.empty(len(slots)), np.empty(len(slots))
+    d = np.empty((min(len(slots), max(1, _BLOCK // V)), V))
+    for block in blocks(slice(0, len(slots)), V, _BLOCK):
+        rows = (slots[block], targets[block], d[: block.stop - block.start], gap[block], S[block])
+
+        def gradients(part: slice, rows: Any = rows) -> None:
+            _gradients(*formula, *(array[part] for array in rows))
+
+        def scatter(part: slice, rows: Any = rows) -> None:
+            slots, _, d, _, _ = rows
+            _scatter(d, slots, dT, part.start, part.stop)
+
+        in_parallel(gradients, block.stop - block.start, K * V)
+        in_parallel(scatter, V, (block.stop - block.start) * K)
+    return dT, int(exact_sum(integer_losses(gap + log_partition(S, V))))
+
+
+def update(
+    rule: Callable[..., tuple[Any, ...]],
+    weights: Floats,
+    gradient: Floats,
+    moments: tuple[Floats, ...],
+    scalars: tuple[float, ...],
+) -> None:
+    """``kernels.update``."""
+    loop = {optimizer.adamw: _update_adamw, optimizer.sgd: _update_sgd}[rule]
+    arrays = (weights, gradient, *moments)
+    in_parallel(lambda part: loop(*(array[part] for array in arrays), *scalars), len(weights))
