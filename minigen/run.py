@@ -1,4 +1,4 @@
-"""A run: config, text, model, optimizer and streams, which trains, is asked for text, and goes on."""
+"""A run: config, text, model, optimizer and streams; it trains, writes text, and goes on."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -2,7 +2,7 @@
 
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -47,7 +47,7 @@ class TokenBias(click.ParamType[tuple[int, float]]):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int, float]:
         """Return (id, bias)."""
-        token, equals, bias = value.partition("=")
+        token, _, bias = value.partition("=")
         try:
             return int(token), float(bias)
         except ValueError:

@@ -14,12 +14,13 @@ from minigen.errors import MinigenError
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def _arguments_bytes(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Any:
+def argument_bytes(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Any:
+    """Return an argument as the bytes that were typed, UTF-8 or not."""
     return None if value is None else os.fsencode(value)
 
 
 model_argument = click.argument("model")
-prompt_argument = click.argument("prompt", required=False, callback=_arguments_bytes)
+prompt_argument = click.argument("prompt", required=False, callback=argument_bytes)
 config_argument = click.argument("config", required=False)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 text_option = click.option(

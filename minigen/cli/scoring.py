@@ -5,6 +5,7 @@ from dataclasses import asdict
 import click
 
 from minigen.cli.options import (
+    argument_bytes,
     json_option,
     model_argument,
     print_json,
@@ -18,10 +19,10 @@ from minigen.errors import MinigenError
 
 @click.command()
 @model_argument
-@click.argument("text", required=False)
+@click.argument("text", required=False, callback=argument_bytes)
 @click.option("--file", "path", metavar="PATH", help="Score a file's bytes instead of TEXT.")
 @json_option
-def score(model: str, text: str | None, path: str | None, as_json: bool) -> None:
+def score(model: str, text: bytes | None, path: str | None, as_json: bool) -> None:
     """Show how likely MODEL holds TEXT to be, token by token; - reads it from standard input.
 
     \b

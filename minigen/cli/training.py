@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def _deferred_interrupts() -> Iterator[list[int]]:
-    """Collect Ctrl-C and SIGTERM instead of stopping in the middle of a step; a second one stops."""
+    """Collect Ctrl-C and SIGTERM, so that no step is left half done; a second one stops at once."""
     received: list[int] = []
 
     def defer(number: int, _frame: FrameType | None) -> None:
