@@ -36,8 +36,8 @@ SCIPY_ALLOWED = ("scipy.sparse",)
 SORTS = {"sort", "argsort"}
 REDUCTIONS = {"reduce", "accumulate", "reduceat", "at"}
 
-# Rooms that only look at a finished run.
-OFF_THE_PATH = {"report"}
+# What only looks at a finished run, or is there to show how plain floats fail.
+OFF_THE_PATH = ("report.py", "report/", "proof/floats.py")
 
 # (file, function, construct): why it is exact all the same.
 ALLOWED = {
@@ -55,8 +55,6 @@ ALLOWED = {
     ("decoding.py", "entropy", "**"): "a power of two",
     ("decoding.py", "History.__init__", "np.add.at"): "counts",
     ("beams.py", "best_first", "np.partition"): "yields a value, whatever the order of ties",
-    ("speculation.py", "acceptance", "sum()"): "Python integers",
-    ("speculation.py", "residual", "sum()"): "Python integers",
     ("scoring.py", "in_units", "sum()"): "Python integers",
     ("scoring.py", "_calibration_error", "sum()"): "Python integers",
     ("cli/info.py", "info", "sum()"): "sizes",
@@ -208,8 +206,8 @@ def findings(source: str) -> list[tuple[int, str, str]]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_on_the_path_from_seed_to_bits_leaves_them_to_a_library(name):
-    if room_of(name) in OFF_THE_PATH:
-        pytest.skip("looks at a finished run")
+    if name.startswith(OFF_THE_PATH):
+        pytest.skip("off the path")
     found = findings((PACKAGE / name).read_text(encoding="utf-8"))
     culprits = [
         f"{name}:{line}: {construct} in {scope or 'the module'}"
@@ -329,6 +327,7 @@ ORDER = [
     ["arithmetic"],
     ["streams"],
     ["tokenizer"],
+    ["text"],
     ["corpus"],
     ["head"],
     ["kernels", "kernels_numba"],
@@ -348,6 +347,8 @@ ORDER = [
     ["cli"],  # a file or a folder
     ["__main__"],
 ]
+# The one look upwards: numba compiles formulas, so it has to find them where they are defined.
+UPWARD = {("kernels_numba.py", "optimizer")}
 RANKS = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
 
 
@@ -380,7 +381,7 @@ def upward_imports(source: str, name: str) -> list[str]:
     return [
         f"{name}:{line} imports {room}"
         for line, room in imported_rooms(source, name)
-        if room != own and RANKS[room] > RANKS[own]
+        if room != own and RANKS[room] > RANKS[own] and (name, room) not in UPWARD
     ]
 
 
@@ -461,10 +462,10 @@ def test_modules_and_public_names_have_docstrings(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_module_opens_with_one_sentence_on_one_line(name):
+def test_a_module_opens_with_a_whole_sentence(name):
     docstring = ast.get_docstring(ast.parse((PACKAGE / name).read_text(encoding="utf-8"))) or ""
-    first_line = docstring.partition("\n")[0]
-    assert first_line.endswith((".", ":")) or ". " in docstring
+    opening = docstring.split("\n\n")[0]
+    assert opening.endswith((".", ":"))
 
 
 def test_the_search_for_docstrings_catches_a_module_a_function_a_class_and_a_method():

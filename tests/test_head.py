@@ -283,7 +283,8 @@ def test_the_gradient_integers_and_their_sum_over_the_step_stay_within_2_to_the_
 
 
 def test_losses_are_held_as_integers_of_2_to_the_minus_32_nats():
-    assert integer_losses(np.array([0.0, 1.0, 2.5, 2.0**-34])).tolist() == [0, 2**32, 5 * 2**31, 0]
+    losses = [0.0, 1.0, 2.5, 0.25 * 2.0**-32, 0.75 * 2.0**-32]
+    assert integer_losses(np.array(losses)).tolist() == [0, 2**32, 5 * 2**31, 0, 1]
     assert integer_losses(np.empty(0)).tolist() == []
     assert integer_losses(np.array([4095.9])).dtype == np.int64
 

@@ -143,6 +143,15 @@ def test_the_norm_is_exact_with_every_entry_at_its_limit(size):
     assert size * 2 ** (53 - (size - 1).bit_length()) <= 2**53
 
 
+@pytest.mark.parametrize("size", [1, 2, 1000, 1 << 17])
+def test_the_norm_adds_python_integers_near_its_limit(size):
+    x = 1.0 - 1e-3 * Stream(0, "numbers").uniforms(size)
+    steps = 2.0 ** (53 - (size - 1).bit_length())
+    total = sum(int(square) for square in np.rint(x * x * steps))
+    assert total <= 2**53
+    assert norm(x) == math.sqrt(total / steps)
+
+
 @pytest.mark.parametrize("scale", [1.0, 1e-100, 1e100, 2.0**399])
 def test_the_norm_is_that_of_exact_arithmetic(scale):
     x = numbers(3000) * scale
