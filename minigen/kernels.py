@@ -19,9 +19,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from threadpoolctl import ThreadpoolController
 
-from minigen.arithmetic import Floats, exact_matmul, exact_sum, integer_exp, integer_square
-from minigen.arithmetic import largest_magnitude as largest_magnitude
-from minigen.arithmetic import round_to_grid as round_to_grid
+from minigen.arithmetic import Floats, exact_sum, integer_exp, integer_square
 from minigen.head import gaps, integer_gradient, integer_losses, log_partition, weight_bits
 
 Integers = NDArray[np.int64]
@@ -70,13 +68,6 @@ def in_parallel(work: Callable[[slice], Any], size: int, weight: int = 1) -> lis
         return [work(slices[0]), *(other.result() for other in others)]
 
 
-def matmul(a: Floats, b: Floats, out: Floats | None = None) -> Floats:
-    """``exact_matmul`` with its columns shared out among threads."""
-    out = np.empty((len(a), b.shape[1])) if out is None else out
-    in_parallel(lambda part: exact_matmul(a, b[:, part], out[:, part]), b.shape[1], a.size // 16)
-    return out
-
-
 def blocks(part: slice, row_size: int = 1, block_size: int = _BLOCK) -> Iterator[slice]:
     """Cut a slice of rows into slices of about ``block_size`` elements."""
     height = max(1, block_size // row_size)
@@ -85,11 +76,10 @@ def blocks(part: slice, row_size: int = 1, block_size: int = _BLOCK) -> Iterator
 
 
 def one_hot_contexts(slots: Integers, rows: int) -> Any:
-    """X, the sparse one-hot context matrix (N, rows·K): K ones a row, at slot·K + position."""
+    """X, the sparse one-hot context matrix (N, R): a one in each column that ``slots`` names."""
     N, K = slots.shape
-    columns = slots * K + np.arange(K)  # (N, K)
     starts = np.arange(0, N * K + 1, K)
-    return csr_array((np.ones(N * K), columns.reshape(-1), starts), shape=(N, rows * K))
+    return csr_array((np.ones(N * K), slots.reshape(-1), starts), shape=(N, rows))
 
 
 def statistics(
@@ -97,15 +87,15 @@ def statistics(
 ) -> tuple[Floats, int]:
     """Sum the gradient of the table and the loss over a batch; both are integers.
 
-    table (U, K, V) integer-valued, ``unit`` its step; bias (V,); slots (N, K) rows of the table;
-    targets (N,); scale G. Returns dT (U, K, V) in steps of 1/G and Σ nll in ``head.LOSS_UNIT``.
+    table (R, V) integer-valued, ``unit`` its step; bias (V,); slots (N, K) rows of the table;
+    targets (N,); scale G. Returns dT (R, V) in steps of 1/G and Σ nll in ``head.LOSS_UNIT``.
     """
-    U, K, V = table.shape
+    R, V = table.shape
     losses = np.empty(len(targets))
 
     def of(part: slice) -> Floats:
-        X = one_hot_contexts(slots[part], U)
-        d = X @ table.reshape(U * K, V)  # (n, V): integer logits, overwritten by their gradient
+        X = one_hot_contexts(slots[part], R)
+        d = X @ table  # (n, V): integer logits, overwritten by their gradient
         for block in blocks(slice(0, len(d)), V):
             y = targets[part][block, None]  # (n, 1)
             gap = gaps(d[block] * unit + bias)  # (n, V)
@@ -116,13 +106,13 @@ def statistics(
             gradient = integer_gradient(w, scale / S)
             gradient[np.arange(len(y)), y[:, 0]] -= scale
             d[block] = gradient
-        return X.T @ d  # (U·K, V)
+        dT: Floats = X.T @ d  # (R, V)
+        return dT
 
-    parts: list[Floats] = in_parallel(of, len(targets), K * V)
-    dT, *others = parts
+    dT, *others = in_parallel(of, len(targets), slots.shape[1] * V)
     for other in others:
         dT += other
-    return dT.reshape(U, K, V), int(exact_sum(integer_losses(losses)))
+    return dT, int(exact_sum(integer_losses(losses)))
 
 
 def sum_of_squares(x: Floats, per_unit: float, scale: float) -> float:

@@ -11,7 +11,7 @@ import numba
 import numpy as np
 
 from minigen import arithmetic, head, optimizer
-from minigen.arithmetic import Floats, exact_sum, exp_span, exp_table, grid_unit
+from minigen.arithmetic import Floats, exact_sum, exp_span, exp_table
 from minigen.head import integer_losses, log_partition, weight_bits
 from minigen.kernels import Integers, blocks, in_parallel
 
@@ -44,22 +44,6 @@ _sgd = _formula(optimizer.sgd)
 
 
 @_loop
-def _largest_magnitude(x):
-    """Bits of max |x|: magnitudes are ordered like their bits, and NaN lies above all."""
-    bits = x.view(np.int64)
-    largest = np.int64(0)
-    for i in range(len(bits)):
-        largest = max(largest, bits[i] & 0x7FFFFFFFFFFFFFFF)
-    return largest
-
-
-@_loop
-def _round(x, per_unit, out):
-    for i in range(len(x)):
-        out[i] = np.rint(x[i] * per_unit)
-
-
-@_loop
 def _sum_of_squares(x, per_unit, scale):
     total = 0
     for i in range(len(x)):
@@ -69,7 +53,7 @@ def _sum_of_squares(x, per_unit, scale):
 
 @_loop
 def _largest(row, scratch):
-    """max(row), from its bits too: those of negative numbers are ordered the other way."""
+    """max(row), from the bits: as integers they are ordered alike, negative numbers reversed."""
     bits = row.view(np.int64)
     largest = np.int64(-1) << 63
     for i in range(len(bits)):
@@ -81,15 +65,15 @@ def _largest(row, scratch):
 @_loop
 def _gradients(table, unit, bias, scale, powers, span, slots, targets, d, gap, S):
     """Fill each row of d with its prediction's gradient; gap and S are what the loss needs."""
-    K, V = table.shape[1:]
+    K, V = slots.shape[1], len(bias)
     steps = np.empty(V, np.int32)
     lookup = steps.view(np.uint32)  # spares the test for negative indices
     scratch = np.empty(1, np.int64)
     for n in range(len(d)):
         row = d[n]
-        row[:] = table[slots[n, 0], 0]
+        row[:] = table[slots[n, 0]]
         for k in range(1, K):
-            addend = table[slots[n, k], k]
+            addend = table[slots[n, k]]
             for i in range(V):
                 row[i] += addend[i]
         for i in range(V):
@@ -119,7 +103,7 @@ def _scatter(d, slots, dT, start, stop):
     for n in range(len(d)):
         row = d[n]
         for k in range(slots.shape[1]):
-            total = dT[slots[n, k], k]
+            total = dT[slots[n, k]]
             for i in range(start, stop):
                 total[i] += row[i]
 
@@ -136,22 +120,6 @@ def _update_sgd(p, g, momentum, clip, keep, decay, rate):
         p[i], momentum[i] = _sgd(p[i], g[i], momentum[i], clip, keep, decay, rate)
 
 
-def largest_magnitude(x: Floats) -> float:
-    """``arithmetic.largest_magnitude``."""
-    flat = x.reshape(-1)
-    bits = max(in_parallel(lambda part: _largest_magnitude(flat[part]), len(flat)))
-    return float(np.int64(bits).view(np.float64))
-
-
-def round_to_grid(x: Floats, bits: int) -> tuple[Floats, float]:
-    """``arithmetic.round_to_grid``."""
-    unit = grid_unit(largest_magnitude(x), bits)
-    integers = np.empty(x.shape)
-    flat, out = x.reshape(-1), integers.reshape(-1)
-    in_parallel(lambda part: _round(flat[part], 1.0 / unit, out[part]), len(flat))
-    return integers, unit
-
-
 def sum_of_squares(x: Floats, per_unit: float, scale: float) -> float:
     """``kernels.sum_of_squares``."""
     sums = in_parallel(lambda part: _sum_of_squares(x[part], per_unit, scale), len(x))
@@ -162,13 +130,13 @@ def statistics(
     table: Floats, unit: float, bias: Floats, slots: Integers, targets: Integers, scale: float
 ) -> tuple[Floats, int]:
     """``kernels.statistics``."""
-    U, K, V = table.shape
+    (N, K), V = slots.shape, len(bias)
     bits = weight_bits(V)
     formula = (table, unit, bias, scale, exp_table(bits), exp_span(bits))
-    dT = np.zeros((U, K, V))
-    gap, S = np.empty(len(slots)), np.empty(len(slots))
-    d = np.empty((min(len(slots), max(1, _BLOCK // V)), V))
-    for block in blocks(slice(0, len(slots)), V, _BLOCK):
+    dT = np.zeros(table.shape)
+    gap, S = np.empty(N), np.empty(N)
+    d = np.empty((min(N, max(1, _BLOCK // V)), V))
+    for block in blocks(slice(0, N), V, _BLOCK):
         rows = (slots[block], targets[block], d[: block.stop - block.start], gap[block], S[block])
 
         def gradients(part: slice, rows: Any = rows) -> None:

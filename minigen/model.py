@@ -4,9 +4,9 @@ It is linear in one-hot contexts: z = X·T + b, where row (v, k) of the table T 
 One table a step replaces N products; in generation it is the cache of what was read so far.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,17 +26,19 @@ from minigen.streams import Stream
 
 Integers = NDArray[np.int64]
 
+_FLOPS = 16  # multiplications of a product that take as long as an element of a loop
+
 
 @dataclass(frozen=True)
 class Statistics:
     """What a batch says about the table: integers, so parts of a batch add up in any order.
 
-    tokens (U,) sorted, the context tokens that occur; dT (U, K, V) in steps of 1/G with G from
-    ``step_size``, the predictions of the whole step; loss in ``head.LOSS_UNIT``; count of
+    rows (R,) sorted: position·V + token for each that occurs; dT (R, V) in steps of 1/G with G
+    from ``step_size``, the predictions of the whole step; loss in ``head.LOSS_UNIT``; count of
     predictions seen. The bias needs no sum of its own: db is the sum of dT over any one position.
     """
 
-    tokens: Integers
+    rows: Integers
     dT: Floats
     loss: int
     count: int
@@ -48,12 +50,12 @@ class Statistics:
                 "statistics of one step add up, so step_size must be the same "
                 f"(got {self.step_size} and {other.step_size})"
             )
-        tokens = np.union1d(self.tokens, other.tokens)
-        dT = np.zeros((len(tokens), *self.dT.shape[1:]))
+        rows = np.union1d(self.rows, other.rows)
+        dT = np.zeros((len(rows), self.dT.shape[1]))
         for part in (self, other):
-            dT[np.searchsorted(tokens, part.tokens)] += part.dT
+            dT[np.searchsorted(rows, part.rows)] += part.dT
         loss, count = self.loss + other.loss, self.count + other.count
-        return Statistics(tokens, dT, loss, count, self.step_size)
+        return Statistics(rows, dT, loss, count, self.step_size)
 
     @property
     def mean_loss(self) -> float:
@@ -108,8 +110,8 @@ class Model:
         self._table = np.empty((0, self.context_length, self.vocab_size))
         self._filled = 0
 
-    def grids(self, round_to_grid: Any = round_to_grid) -> tuple[Floats, float, Floats, float]:
-        """E and W rounded once to integers: (E (V, D), its unit, W (D, K·V), its unit).
+    def grids(self) -> tuple[Floats, float, Floats, float]:
+        """E and W rounded once to integers: (E (V, D), its unit, W (D, K, V), its unit).
 
         Raises MinigenError where a parameter is not finite or too large for the grid.
         """
@@ -117,13 +119,13 @@ class Model:
             grid_unit(largest_magnitude(self.parameters["b"]), self.bits)
             E, E_unit = round_to_grid(self.parameters["E"], self.bits)
             W, W_unit = round_to_grid(self.parameters["W"], self.bits)
-            self._grids = E, E_unit, W.reshape(self.embedding_dim, -1), W_unit
+            self._grids = E, E_unit, W, W_unit
         return self._grids
 
     def table(self, tokens: Integers) -> tuple[Floats, float]:
         """Rows of T for the given tokens (U,): integers (U, K, V) and their unit."""
         E, E_unit, W, W_unit = self.grids()
-        rows = exact_matmul(E[tokens], W)  # (U, K·V)
+        rows = exact_matmul(E[tokens], W.reshape(self.embedding_dim, -1))  # (U, K·V)
         return rows.reshape(-1, self.context_length, self.vocab_size), E_unit * W_unit
 
     def hidden(self, contexts: Integers) -> Floats:
@@ -162,45 +164,67 @@ class Model:
 
         ``step_size`` is the number of predictions of the whole step, of which these may be a part.
         """
-        from minigen.kernels import engine, matmul  # imports scipy, which generation does without
+        from minigen.kernels import engine, in_parallel  # imports scipy; generation does without
 
         V, K, b = self.vocab_size, self.context_length, self.parameters["b"]
-        if not 0 <= targets.min(initial=0) <= targets.max(initial=0) < V:
-            raise OptionError(f"targets must be tokens below {V} (got {targets.max()})")
-        occurs = np.zeros(V, dtype=bool)
-        occurs[contexts] = True
-        tokens = np.flatnonzero(occurs)
-        slots = (np.add.accumulate(occurs, dtype=np.int64) - 1)[contexts]  # (N, K)
-        E, E_unit, W, W_unit = self.grids(engine().round_to_grid)
-        table = matmul(E[tokens], W).reshape(-1, K, V)
+        for tokens in (contexts, targets):
+            if not 0 <= tokens.min(initial=0) <= tokens.max(initial=0) < V:
+                raise OptionError(f"tokens must lie in 0 … {V - 1} (got {tokens.max()})")
+        columns = contexts + V * np.arange(K)  # (N, K), of X
+        occurs = np.zeros(K * V, dtype=bool)
+        occurs[columns] = True
+        rows = np.flatnonzero(occurs)
+        slots = (np.add.accumulate(occurs, dtype=np.int64) - 1)[columns]  # (N, K), into rows
+
+        E, E_unit, W, W_unit = self.grids()
+        table = np.empty((len(rows), V))
+
+        def products(positions: slice) -> None:
+            for k, part, tokens in self._by_position(rows, positions):
+                exact_matmul(E[tokens], W[:, k], out=table[part])
+
+        in_parallel(products, K, E.shape[1] * table.size // K // _FLOPS)
         scale = gradient_scale(step_size)
         dT, loss = engine().statistics(table, E_unit * W_unit, b, slots, targets, scale)
-        return Statistics(tokens, dT, loss, len(targets), step_size)
+        return Statistics(rows, dT, loss, len(targets), step_size)
+
+    def _by_position(
+        self, rows: Integers, positions: slice
+    ) -> Iterator[tuple[int, slice, Integers]]:
+        """(k, where the rows of position k stand, their tokens) for some positions."""
+        bounds = np.searchsorted(rows, self.vocab_size * np.arange(self.context_length + 1))
+        for k in range(positions.start, positions.stop):
+            part = slice(bounds[k], bounds[k + 1])
+            yield k, part, rows[part] - k * self.vocab_size
 
     def gradient(self, statistics: Statistics) -> Floats:
         """Gradient of the step's mean loss, flat like ``flat``; ``views`` names its parts.
 
-        dW = Eᵀ·dT, dE = Σₖ dTₖ·Wₖᵀ, db = Σ dT over one position; dT is rounded once to its grid.
+        dW = Eᵀ·dT and dE = dT·Wᵀ at each position, the latter added in order of k; db = Σ dT over
+        one position. dT is rounded once to its grid.
         """
-        from minigen.kernels import engine, in_parallel, matmul
+        from minigen.kernels import in_parallel
 
-        E, E_unit, W, W_unit = self.grids(engine().round_to_grid)
-        tokens, dT = statistics.tokens, statistics.dT
-        D, K, V = self.parameters["W"].shape
+        E, E_unit, W, W_unit = self.grids()
+        rows, dT = statistics.rows, statistics.dT
+        D, K = self.embedding_dim, self.context_length
         per_prediction = 1.0 / gradient_scale(statistics.step_size) / statistics.step_size
-        gradient = np.empty_like(self.flat)
-        views = self.views(gradient)
-        views["b"][...] = exact_sum(dT[:, K - 1], axis=0) * per_prediction
-        dT, dT_unit = engine().round_to_grid(dT, self.bits)
-        dW = matmul(E[tokens].T, dT.reshape(-1, K * V), views["W"].reshape(D, K * V))
-        dW *= E_unit * dT_unit * per_prediction
-        dE = np.zeros((len(tokens), D))
+        largest = max(in_parallel(lambda part: largest_magnitude(dT[part]), *dT.shape))
+        unit = grid_unit(largest, self.bits)
+        gradient = np.zeros_like(self.flat)
+        dE, dW, db = self.views(gradient).values()
+        terms = np.empty((len(rows), D))  # of dE
 
-        def rows(part: slice) -> None:
-            for k in range(K):
-                dE[part] += exact_matmul(dT[part, k], W.reshape(D, K, V)[:, k].T)
+        def products(positions: slice) -> None:
+            for k, part, tokens in self._by_position(rows, positions):
+                integers, _ = round_to_grid(dT[part], self.bits, unit=unit)
+                exact_matmul(E[tokens].T, integers, out=dW[:, k])
+                exact_matmul(integers, W[:, k].T, out=terms[part])
+                dW[:, k] *= E_unit * unit * per_prediction
 
-        in_parallel(rows, len(tokens), K * V * D // 16)
-        views["E"][...] = 0.0
-        views["E"][tokens] = dE * (W_unit * dT_unit * per_prediction)
+        in_parallel(products, K, 2 * D * dT.size // K // _FLOPS)
+        for _, part, tokens in self._by_position(rows, slice(0, K)):
+            dE[tokens] += terms[part]
+        dE *= W_unit * unit * per_prediction
+        db[...] = exact_sum(dT[part], axis=0) * per_prediction
         return gradient

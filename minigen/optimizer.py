@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from minigen.arithmetic import Floats, ceil_log2, cos, grid_unit
+from minigen.arithmetic import Floats, ceil_log2, cos, grid_unit, largest_magnitude
 
 _EPSILON = 1e-8  # AdamW's guard against division by zero
 _SMALLEST_FIRST = 2.0**-400  # moments below these become +0 by our own rule, since some
@@ -43,7 +43,7 @@ def norm(x: Floats) -> float:
     """Euclidean norm √Σx² of a flat array: its squares add up to at most 2^53 grid steps."""
     from minigen.kernels import engine
 
-    unit = grid_unit(engine().largest_magnitude(x), 0)
+    unit = grid_unit(largest_magnitude(x), 0)
     scale = ldexp(1.0, 53 - ceil_log2(x.size))
     total = engine().sum_of_squares(x, 1.0 / unit, scale)
     return float(np.sqrt(total / scale)) * unit

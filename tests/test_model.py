@@ -187,11 +187,11 @@ def test_statistics_are_the_integers_of_the_definition(shape, size):
                 key = (int(token), k, v)
                 expected[key] = expected.get(key, 0) + x
     statistics = model.statistics(contexts, targets, size)
-    assert statistics.tokens.tolist() == sorted(set(contexts.reshape(-1).tolist()))
-    for u, token in enumerate(statistics.tokens.tolist()):
-        for k in range(shape[1]):
-            for v in range(shape[0]):
-                assert int(statistics.dT[u, k, v]) == expected.get((token, k, v), 0)
+    rows = [divmod(row, shape[0]) for row in statistics.rows.tolist()]  # (position, token)
+    assert rows == sorted({(k, token) for token, k, _ in expected})
+    for i, (k, token) in enumerate(rows):
+        for v in range(shape[0]):
+            assert int(statistics.dT[i, v]) == expected[token, k, v]
     losses = -log_softmax(z)[np.arange(size), targets]
     assert statistics.loss == sum(int(x) for x in integer_losses(losses))
     assert statistics.count == size
@@ -224,7 +224,7 @@ def test_parts_with_wholly_different_tokens_add_up_the_largest_embedding_among_t
     y = np.array([5, 6, 7])
     parts = model.statistics(low, y[:2], 3), model.statistics(high, y[2:], 3)
     whole = model.statistics(np.concatenate([low, high]), y, 3)
-    assert set(parts[0].tokens.tolist()).isdisjoint(parts[1].tokens.tolist())
+    assert set(parts[0].rows.tolist()).isdisjoint(parts[1].rows.tolist())
     assert_same_bits(parts[0] + parts[1], whole)
     assert_same_bits(parts[1] + parts[0], whole)
 
@@ -234,7 +234,7 @@ def test_no_predictions_are_the_zero_of_the_sum():
     contexts, targets = batch(model, 6)
     some = model.statistics(contexts, targets, 6)
     none = model.statistics(contexts[:0], targets[:0], 6)
-    assert (none.count, none.loss, len(none.tokens)) == (0, 0, 0)
+    assert (none.count, none.loss, len(none.rows)) == (0, 0, 0)
     assert_same_bits(none + some, some)
     assert_same_bits(some + none, some)
 
@@ -290,7 +290,7 @@ def test_gradient_sums_are_exact_with_every_term_at_its_limit(size):
     limit = size * int(gradient_scale(size))
     assert limit <= 2**52
     statistics = model.statistics(contexts, targets, size)
-    assert statistics.dT.tolist() == [[[limit, -limit, 0.0, 0.0, 0.0]] * 2]
+    assert statistics.dT.tolist() == [[limit, -limit, 0.0, 0.0, 0.0]] * 2
     assert statistics.loss == size * 60 * 2**32
     assert model.views(model.gradient(statistics))["b"] == pytest.approx([1, -1, 0, 0, 0])
 
@@ -303,8 +303,8 @@ def test_the_gradients_products_are_exact_with_every_operand_at_its_limit(shape,
     limit = 2**model.bits - 1
     model.parameters["E"][...] = model.parameters["W"][...] = limit * 2.0**-model.bits
     model.changed()
-    dT = np.full((V, K, V), float(sign * limit))
-    views = model.views(model.gradient(Statistics(np.arange(V), dT, 0, 1, 1)))
+    dT = np.full((K * V, V), float(sign * limit))
+    views = model.views(model.gradient(Statistics(np.arange(K * V), dT, 0, 1, 1)))
     total = sign * V * limit**2  # in units of 2^-bits and of 1/G = 2^-52
     assert abs(total) <= 2**53
     assert {Fraction(x) for x in views["W"].reshape(-1).tolist()} == {
