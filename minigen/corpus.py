@@ -17,11 +17,12 @@ import re
 import struct
 import sys
 import tempfile
+import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from io import BytesIO
 from itertools import chain
 from pathlib import Path
@@ -42,51 +43,64 @@ from minigen.tokenizer import (
 
 Documents = Literal["file", "paragraph", "line"]
 Progress = Callable[[str, int, int], None]
-"""Called with what is going on, the bytes done and the bytes in all."""
+"""Called with what is going on, how much of it is done and how much there is."""
 
 FABLES = Path(__file__).parent / "corpora" / "fables.txt"
 LARGE = 64 << 20
-"""A text of more bytes keeps its tokens in a file."""
+"""A text of more bytes, and its tokens, are kept in files."""
 LEARN_FROM = 32 << 20
 """Merges are learned from about so many bytes of a text that has more."""
 
 _BLOCK = 1 << 20
-_STRETCH = 64 << 20
 _END = END_OF_TEXT_CHARACTER
 _BLANK_LINES = re.compile(r"\n(?:[ \t]*\r?\n)+")
 _LINE = re.compile(f"[^\n{_END}]{{1,4096}}[\n{_END}]?|[\n{_END}]")
 _MAGIC = b"minigen tokens 1"
-_FOOTER = struct.Struct("<16sqq")  # the magic; tokens of the training part; tokens in all
+_FOOTER = struct.Struct("<16sqq")  # the magic; tokens of the training part; bytes of all tokens
+_MACHINE = platform.node()
 
 
 class Tokens:
     """The predictions of a flat array of tokens (T + 1,) that opens and ends with `<|endoftext|>`.
 
     Prediction i, from 0 to T - 1, has token i + 1 as its target and the tokens up to i as its
-    context.
+    context. `array` may be a file that is mapped into memory; `blocks` goes through it without
+    filling the memory.
     """
 
     def __init__(
-        self, array: NDArray[Any], tokenizer: ByteTokenizer, file: mmap.mmap | None = None
+        self,
+        array: NDArray[Any],
+        tokenizer: ByteTokenizer,
+        file: IO[bytes] | None = None,
+        mapped: mmap.mmap | None = None,
+        start: int = 0,
     ) -> None:
+        """Hold an array, or the part from token `start` on of a file that is mapped into memory."""
         self.array = array
         self._tokenizer = tokenizer
         self._file = file
+        self._map = mapped
+        self._start = start
 
     def __len__(self) -> int:
         return len(self.array) - 1
+
+    def blocks(self) -> Iterator[NDArray[Any]]:
+        """Yield all T + 1 tokens, about a million at a time."""
+        for start in range(0, len(self.array), _BLOCK):
+            yield self.array[start : start + _BLOCK]
+            self._release()
 
     @cached_property
     def bytes(self) -> int:
         """The number of bytes of text, `<|endoftext|>` not counted."""
         vocab_size = self._tokenizer.vocab_size
         sizes = np.array([len(self._tokenizer.token_bytes(i)) for i in range(vocab_size)])  # (V,)
-        total = 0
-        for start in range(0, len(self.array), _BLOCK):
-            counts = np.bincount(self.array[start : start + _BLOCK], minlength=vocab_size)  # (V,)
-            total += int(exact_sum(counts * sizes))
-            self._release()
-        return total
+        counts = np.zeros(vocab_size, np.int64)  # (V,)
+        for block in self.blocks():
+            counts += np.bincount(block, minlength=vocab_size)
+        return int(exact_sum(counts * sizes))
 
     def contexts_and_targets(
         self, indices: NDArray[np.int64], context_length: int
@@ -95,7 +109,7 @@ class Tokens:
 
         A context ends at the start of its document: what is older is `<|endoftext|>`.
         """
-        windows = self._windows(np.asarray(indices), context_length)  # (N, K + 1)
+        windows = self._windows(np.asarray(indices, np.int64), context_length)  # (N, K + 1)
         contexts = windows[:, :-1].astype(np.int64)  # (N, K)
         rows = np.flatnonzero((contexts == END_OF_TEXT).any(axis=1))
         newest_first = contexts[rows, ::-1]
@@ -106,24 +120,28 @@ class Tokens:
 
     def _windows(self, indices: NDArray[np.int64], context_length: int) -> NDArray[Any]:
         """Return the tokens of each context and its target (N, K + 1)."""
-        # Clipping repeats the first token, <|endoftext|>, before the start.
-        positions = indices[:, None] + np.arange(1 - context_length, 2)  # (N, K + 1)
-        if self._file is None:
-            return self.array.take(positions, mode="clip")
-        # A page once touched, with up to 2 MB around it, counts as this process's memory until
-        # another needs it. So visit the file in order, and give the pages back on the way.
-        order = np.argsort(indices, kind="stable")
-        stretches = indices[order] * self.array.itemsize // _STRETCH
-        windows = np.empty(positions.shape, self.array.dtype)
-        for rows in np.split(order, np.flatnonzero(np.diff(stretches)) + 1):
-            windows[rows] = self.array.take(positions[rows], mode="clip")
+        # A page of a mapped file, with up to 2 MB around it, counts as this process's memory once
+        # it is touched, and to map it takes longer than to read a few tokens. So tokens far apart
+        # are read. The first of all, whose contexts begin before the file, are neighbours.
+        is_far = indices - indices.min(initial=len(self)) > max(_BLOCK, context_length)
+        if self._file is None or not is_far.any():
+            # Clipping repeats the first token, <|endoftext|>, before the start.
+            positions = indices[:, None] + np.arange(1 - context_length, 2)  # (N, K + 1)
+            windows = self.array.take(positions, mode="clip")
             self._release()
+            return windows
+        windows = np.empty((len(indices), context_length + 1), self.array.dtype)
+        windows[~is_far] = self._windows(indices[~is_far], context_length)
+        size = windows[0].nbytes
+        places = (self._start + indices[is_far] + 1 - context_length) * windows.itemsize
+        read = [os.pread(self._file.fileno(), size, place) for place in places.tolist()]
+        windows[is_far] = np.frombuffer(b"".join(read), windows.dtype).reshape(-1, windows.shape[1])
         return windows
 
     def _release(self) -> None:
-        """Give the pages of the file back to the system, which reads them again where needed."""
-        if self._file is not None and hasattr(mmap, "MADV_DONTNEED"):
-            self._file.madvise(mmap.MADV_DONTNEED)
+        """Give the pages of a mapped file back to the system, which keeps them while it can."""
+        if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)
 
 
 @dataclass(frozen=True)
@@ -175,7 +193,8 @@ def load(
         sources = [source for path in text for source in _expand(path)]
     return _build(
         "fables" if text == "fables" else "external",
-        _Text(sources, documents, validation_fraction, progress),
+        _Text(sources, documents, progress),
+        validation_fraction,
         vocab_size,
         tokenizer,
         cache,
@@ -199,7 +218,8 @@ def from_memory(
     sources = [_memory("the text", characters(part).encode("latin-1")) for part in parts]
     return _build(
         "external",
-        _Text(sources, documents, validation_fraction, progress),
+        _Text(sources, documents, progress),
+        validation_fraction,
         vocab_size,
         tokenizer,
         cache,
@@ -207,20 +227,35 @@ def from_memory(
 
 
 def _build(
-    name: str, text: "_Text", vocab_size: int, tokenizer: ByteTokenizer | None, cache: Path | None
+    name: str,
+    text: "_Text",
+    validation_fraction: float,
+    vocab_size: int,
+    tokenizer: ByteTokenizer | None,
+    cache: Path | None,
 ) -> Corpus:
+    if not 0 <= validation_fraction < 1:
+        raise OptionError(
+            f"validation_fraction must be from 0 to below 1 (got {validation_fraction})"
+        )
     if cache is None and text.size > LARGE:
         cache = _default_cache()
-    if tokenizer is None:
-        tokenizer = _learn(text, vocab_size, cache)
-    array, training_size, file = _tokens(text, tokenizer, cache)
-    return Corpus(
-        training=Tokens(array[:training_size], tokenizer, file),
-        validation=Tokens(array[training_size - 1 :], tokenizer, file),
-        tokenizer=tokenizer,
-        sha256=text.sha256,
-        name=name,
+    recipe = [text.sha256, text.documents, float(validation_fraction)]
+    # The text is divided, and merges are learned and applied, where its bytes are its tokens.
+    training, validation = _keep(
+        ByteTokenizer(), cache, recipe, lambda file: _write_bytes(file, text, validation_fraction)
     )
+    if tokenizer is None:
+        tokenizer = _learn(training, vocab_size, cache, [*recipe, vocab_size], text.report)
+    if tokenizer.merges:
+        parts, merging = (training, validation), tokenizer
+        training, validation = _keep(
+            tokenizer,
+            cache,
+            [*recipe, tokenizer.state()],
+            lambda file: _write_tokens(file, parts, merging, text.report),
+        )
+    return Corpus(training, validation, tokenizer, text.sha256, name)
 
 
 # ---- From files to characters
@@ -235,6 +270,7 @@ class _Source:
     open: Callable[[], AbstractContextManager[IO[bytes]]]
 
     def blocks(self) -> Iterator[bytes]:
+        """Yield the bytes from the first on; raises MinigenError where they cannot be read."""
         try:
             with self.open() as file:
                 file.seek(0)
@@ -245,10 +281,12 @@ class _Source:
 
 
 def _unreadable(name: str, error: Exception) -> MinigenError:
+    """Return what to raise where the system cannot read something."""
     return MinigenError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}")
 
 
 def _file(path: Path) -> _Source:
+    """Return a file as a source; raises MinigenError if there is none."""
     try:
         size = path.stat().st_size
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
@@ -257,6 +295,7 @@ def _file(path: Path) -> _Source:
 
 
 def _memory(name: str, data: bytes) -> _Source:
+    """Return bytes as a source."""
     return _Source(name, len(data), lambda: BytesIO(data))
 
 
@@ -268,7 +307,9 @@ def _spooled(name: str, stream: IO[bytes]) -> _Source:
             spool.write(block)
     except OSError as error:
         raise _unreadable(name, error) from error
-    return _Source(name, spool.tell(), lambda: nullcontext(spool))
+    source = _Source(name, spool.tell(), lambda: nullcontext(spool))
+    weakref.finalize(source, spool.close)
+    return source
 
 
 def _expand(path: str | Path) -> list[_Source]:
@@ -302,39 +343,25 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 class _Text:
-    """Sources as one string of characters, cut into documents and into two parts."""
+    """Sources as one string of characters, cut into documents."""
 
     def __init__(
-        self,
-        sources: list[_Source],
-        documents: Documents,
-        validation_fraction: float,
-        progress: Progress | None,
+        self, sources: list[_Source], documents: Documents, progress: Progress | None
     ) -> None:
         if documents not in ("file", "paragraph", "line"):
             raise OptionError(
                 f'documents must be "file", "paragraph" or "line" (got {documents!r})'
             )
-        if not 0 <= validation_fraction < 1:
-            raise OptionError(
-                f"validation_fraction must be from 0 to below 1 (got {validation_fraction})"
-            )
+        self.documents = documents
+        self.report = progress or (lambda phase, done, total: None)
         self._sources = sources
-        self._documents = documents
-        self._validation_fraction = float(validation_fraction)
-        self._progress = progress
         self.size, self.sha256 = self._measure()
         if not self.size:
             names = ", ".join(source.name for source in sources[:3])
             raise MinigenError(
-                f"the text is empty: {len(sources)} sources of 0 bytes ({names}); "
-                "give at least one byte"
+                f"the text must hold at least one byte (got 0 bytes in {len(sources)} "
+                f"{'file' if len(sources) == 1 else 'files'}: {names})"
             )
-
-    @property
-    def recipe(self) -> list[Any]:
-        """All that decides what `parts` gives."""
-        return [self.sha256, self._documents, self._validation_fraction]
 
     def _measure(self) -> tuple[int, str]:
         """Return the size in bytes and the SHA-256."""
@@ -346,112 +373,37 @@ class _Text:
             for block in source.blocks():
                 digest.update(block)
                 size += len(block)
-                self._report("hashing", size, expected)
+                self.report("hashing", size, expected)
             digests.append(digest)
         if len(digests) == 1:
             return size, digests[0].hexdigest()
         return size, hashlib.sha256(b"".join(digest.digest() for digest in digests)).hexdigest()
 
-    def _report(self, phase: str, done: int, total: int) -> None:
-        if self._progress is not None:
-            self._progress(phase, done, total)
-
-    def parts(self, phase: str) -> tuple[Iterator[str], Iterator[str]]:
-        """Return the characters to train on and those to validate with, to be read in this order.
-
-        The first open and close with `<|endoftext|>`, the second close with it if there are any.
-        """
-        cut, is_inside = self._cut
-        texts = self._characters(phase)
-        rest: list[str] = []
-
-        def training() -> Iterator[str]:
-            left = cut
-            for text in texts:
-                yield text[:left]
-                rest[:] = [text[left:]]
-                left -= min(left, len(text))
-                if not left:
-                    break
-            if is_inside:
-                yield _END
-
-        def validation() -> Iterator[str]:
-            yield from rest
-            yield from texts
-
-        return training(), validation()
-
-    @cached_property
-    def _cut(self) -> tuple[int, bool]:
-        """The number of characters in the training part, and whether a document goes on there."""
-        total = documents = 0
-        for text in self._characters("splitting"):
-            total += len(text)
-            documents += text.count(_END)
-        if total == 1:
-            raise MinigenError(
-                f"the text holds no document: its {self.size} bytes are blank lines; "
-                "give at least one byte of text"
-            )
-        if documents == 2:
-            cut = self._character_boundary(
-                total - 1 - round((total - 2) * self._validation_fraction)
-            )
-            return (cut, True) if 1 < cut < total - 1 else (total, False)
-        ideal = total - 1 - round((total - 1) * self._validation_fraction)
-        if ideal == total - 1:
-            return total, False
-        boundaries: list[int] = []
-        start = 0
-        for text in self._characters("splitting"):
-            near = max(ideal - start, 0)
-            found = text.rfind(_END, 0, near), text.find(_END, near)
-            boundaries += [start + at for at in found if at >= 0 and 0 < start + at < total - 1]
-            start += len(text)
-            if found[1] >= 0:
-                break
-        nearest = min(boundaries, key=lambda at: (abs(at - ideal), at))
-        return nearest + 1, False
-
-    def _character_boundary(self, at: int) -> int:
-        """Return the last place up to `at` that is not inside a character of UTF-8."""
-        low, start, near = max(at - 3, 1), 0, ""
-        for text in self._characters("splitting"):
-            near += text[max(low - start, 0) : max(at + 1 - start, 0)]
-            start += len(text)
-            if start > at:
-                break
-        places = [low + i for i, character in enumerate(near) if not "\x80" <= character < "\xc0"]
-        return places[-1] if places else at
-
-    def _characters(self, phase: str) -> Iterator[str]:
+    def characters(self) -> Iterator[str]:
         """Yield the text in blocks: each document between two `<|endoftext|>`, none empty."""
         last = ""
-        for text in self._marked(phase):
-            while _END + _END in text:
-                text = text.replace(_END + _END, _END)
+        for text in self._marked():
             if last == _END:
                 text = text.removeprefix(_END)
             if text:
                 last = text[-1]
                 yield text
 
-    def _marked(self, phase: str) -> Iterator[str]:
+    def _marked(self) -> Iterator[str]:
         """Yield the text in blocks, with one `<|endoftext|>` or more between two documents."""
-        edge = {"file": _END, "paragraph": "\n\n", "line": "\n"}[self._documents]
+        edge = {"file": _END, "paragraph": "\n\n", "line": "\n"}[self.documents]
         done = 0
         for source in self._sources:
             held = edge
             for block in source.blocks():
                 text = held + block.decode("latin-1")
                 # What closes a document may go on in the next block (but is no megabyte long).
-                body = text if self._documents == "file" else text.rstrip(" \t\r\n")
+                body = text if self.documents == "file" else text.rstrip(" \t\r\n")
                 body = body if len(text) - len(body) < _BLOCK else text
                 held = text[len(body) :]
                 yield self._mark(body)
                 done += len(block)
-                self._report(phase, done, self.size)
+                self.report("reading", done, self.size)
             yield self._mark(held + edge)
         if done != self.size:
             raise MinigenError(
@@ -459,69 +411,166 @@ class _Text:
             )
 
     def _mark(self, text: str) -> str:
-        """Put `<|endoftext|>` in place of what stands between documents."""
-        if self._documents == "line":
-            text = text.replace("\n", _END)
-        elif self._documents == "paragraph":
-            text = _BLANK_LINES.sub(_END, text)
-        return text.replace("\r" + _END, _END)
+        """Put one `<|endoftext|>` in place of all that stands between two documents."""
+        if self.documents == "file":
+            return text.replace(_END + _END, _END)  # an empty file
+        if self.documents == "paragraph":
+            return _BLANK_LINES.sub(_END, text).replace("\r" + _END, _END)
+        text = text.replace("\r\n", "\n")
+        while "\n\n" in text:
+            text = text.replace("\n\n", "\n")
+        return text.replace("\n", _END)
 
 
 # ---- From characters to tokens
 
 
-def _learn(text: _Text, vocab_size: int, cache: Path | None) -> ByteTokenizer:
-    """Learn merges from the training part, or find those of the same text in the cache."""
+def _write_bytes(file: IO[bytes], text: "_Text", validation_fraction: float) -> int:
+    """Write the text as tokens of the byte vocabulary; return how many are the training part's.
+
+    Where the one document goes on in the validation part, `<|endoftext|>` is put in between.
+    """
+    total = ends = 0
+    for block in text.characters():
+        file.write(block.encode("utf-16-le"))
+        total += len(block)
+        if ends < 3:
+            ends += block.count(_END)
+    if total == 1:
+        raise MinigenError(
+            f"the text must hold a document (got {text.size} bytes, all of them line ends or "
+            "blank lines)"
+        )
+
+    def read(start: int, stop: int) -> str:
+        file.seek(2 * start)
+        return file.read(2 * (stop - start)).decode("utf-16-le")
+
+    if ends == 2:  # one document: cut before the last character that begins in time
+        cut = total - 1 - round((total - 2) * validation_fraction)
+        low = max(cut - 3, 1)
+        near = enumerate(read(low, cut + 1), low)
+        cut = max((at for at, byte in near if not "\x80" <= byte < "\xc0"), default=cut)
+        if not 1 < cut < total - 1:
+            return total
+        for stop in range(total, cut, -_BLOCK):
+            start = max(stop - _BLOCK, cut)
+            moved = read(start, stop)
+            file.seek(2 * (start + 1))
+            file.write(moved.encode("utf-16-le"))
+        file.seek(2 * cut)
+        file.write(_END.encode("utf-16-le"))
+        return cut + 1
+
+    ideal = total - 1 - round((total - 1) * validation_fraction)
+    if ideal == total - 1:
+        return total
+    boundaries = []
+    for stop in range(ideal, 0, -_BLOCK):
+        start = max(stop - _BLOCK, 0)
+        if (at := read(start, stop).rfind(_END)) >= 0:
+            boundaries.append(start + at)
+            break
+    for start in range(ideal, total, _BLOCK):
+        if (at := read(start, min(start + _BLOCK, total)).find(_END)) >= 0:
+            boundaries.append(start + at)
+            break
+    inner = (at for at in boundaries if 0 < at < total - 1)
+    return 1 + min(inner, key=lambda at: abs(at - ideal))
+
+
+def _learn(
+    training: Tokens,
+    vocab_size: int,
+    cache: Path | None,
+    recipe: list[Any],
+    report: Progress,
+) -> ByteTokenizer:
+    """Learn merges from a training part of bytes, or find them in the cache."""
     if vocab_size <= BYTE_VOCABULARY:
         return ByteTokenizer.train([], vocab_size)
-    path = cache and _cache_path(cache, [*text.recipe, vocab_size], "merges")
+    path = cache and _cache_path(cache, recipe, "merges")
     if path:
         with suppress(OSError, ValueError, MinigenError):
             return ByteTokenizer.from_state(json.loads(path.read_bytes()))
-    training, _ = text.parts("learning merges")
-    tokenizer = ByteTokenizer.train_stream(_sample(training, text.size), vocab_size)
+    texts = _as_characters(training, partial(report, "learning merges"))
+    tokenizer = ByteTokenizer.train_stream(_sample(texts, len(training)), vocab_size)
     if path:
-        _write(path, [json.dumps(tokenizer.state()).encode()])
+        with _writing(path) as file:
+            file.write(json.dumps(tokenizer.state()).encode())
     return tokenizer
+
+
+def _as_characters(part: Tokens, report: Callable[[int, int], None]) -> Iterator[str]:
+    done = 0
+    for block in part.blocks():
+        yield block.tobytes().decode("utf-16-le")
+        done += len(block)
+        report(done, len(part.array))
 
 
 def _sample(texts: Iterable[str], size: int) -> Iterator[str]:
     """Yield about LEARN_FROM of the characters: lines chosen by what they say, so in any order."""
+    if size <= LEARN_FROM:
+        yield from texts
+        return
     held = ""
     for text in chain(texts, [_END]):
         lines = _LINE.findall(held + text)
-        held = lines.pop() if lines else ""
-        yield "".join(
-            line for line in lines if zlib.crc32(line.encode()) * size <= LEARN_FROM << 32
-        )
+        held = lines.pop()
+        yield "".join(line for line in lines if zlib.crc32(line.encode()) * size < LEARN_FROM << 32)
 
 
-def _encode(text: _Text, tokenizer: ByteTokenizer) -> Iterator[bytes]:
-    """Yield the tokens of both parts, and at the end the footer that a token file closes with."""
-    size, sizes = 0, []
-    for part in text.parts("encoding"):
-        for tokens in tokenizer.encode_stream(part):
+def _write_tokens(
+    file: IO[bytes], parts: tuple[Tokens, Tokens], tokenizer: ByteTokenizer, report: Progress
+) -> int:
+    """Write two parts of bytes as tokens with merges; return how many are the first's."""
+    sizes: list[int] = []
+    for part, phase in zip(parts, ("encoding", "encoding validation"), strict=True):
+        texts = _as_characters(part, partial(report, phase))
+        if sizes:  # both parts hold the <|endoftext|> between them
+            texts = (text[1:] if i == 0 else text for i, text in enumerate(texts))
+        size = 0
+        for tokens in tokenizer.encode_stream(texts):
+            file.write(tokens.tobytes())
             size += len(tokens)
-            yield tokens.tobytes()
         sizes.append(size)
-    yield _FOOTER.pack(_MAGIC, *sizes)
+    return sizes[0]
 
 
-def _tokens(
-    text: _Text, tokenizer: ByteTokenizer, cache: Path | None
-) -> tuple[NDArray[Any], int, mmap.mmap | None]:
-    """Return all tokens, how many of them are the training part's, and the file they are in."""
-    file = None
-    if cache is not None:
-        path = _cache_path(cache, [*text.recipe, tokenizer.state()], "tokens")
-        file = _mapped(path, tokenizer.dtype.itemsize)
-        if file is None:
-            _write(path, _encode(text, tokenizer))
-            file = _mapped(path, tokenizer.dtype.itemsize)
-            assert file is not None
-    data = b"".join(_encode(text, tokenizer)) if file is None else file
-    _, training_size, size = _FOOTER.unpack(data[-_FOOTER.size :])
-    return np.frombuffer(data, tokenizer.dtype, size), training_size, file
+def _keep(
+    tokenizer: ByteTokenizer,
+    cache: Path | None,
+    recipe: list[Any],
+    write: Callable[[IO[bytes]], int],
+) -> tuple[Tokens, Tokens]:
+    """Return both parts of what `write` writes, from memory or from a file of the cache."""
+    if cache is None:
+        memory = BytesIO()
+        training_size = write(memory)
+        array = np.frombuffer(memory.getbuffer(), tokenizer.dtype)
+        return (
+            Tokens(array[:training_size], tokenizer),
+            Tokens(array[training_size - 1 :], tokenizer),
+        )
+    path = _cache_path(cache, recipe, "tokens")
+    if not _is_whole(path):
+        with _writing(path) as file:
+            training_size = write(file)
+            size = file.seek(0, os.SEEK_END)
+            file.write(_FOOTER.pack(_MAGIC, training_size, size))
+    try:
+        opened = path.open("rb", buffering=0)
+        mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise _unreadable(str(path), error) from error
+    _, training_size, size = _FOOTER.unpack(mapped[-_FOOTER.size :])
+    weakref.finalize(mapped, opened.close)
+    array = np.frombuffer(mapped, tokenizer.dtype, size // tokenizer.dtype.itemsize)
+    return (
+        Tokens(array[:training_size], tokenizer, opened, mapped),
+        Tokens(array[training_size - 1 :], tokenizer, opened, mapped, start=training_size - 1),
+    )
 
 
 # ---- The cache
@@ -538,34 +587,31 @@ def _cache_path(folder: Path, recipe: list[Any], kind: str) -> Path:
     return folder / f"{hashlib.sha256(key).hexdigest()}.{kind}"
 
 
-def _mapped(path: Path, itemsize: int) -> mmap.mmap | None:
-    """Map a token file into memory; None if there is none, or none that is whole."""
+def _is_whole(path: Path) -> bool:
+    """Tell whether there is a token file, of this format and of the size that its footer says."""
     try:
-        with path.open("rb") as opened:
-            file = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-    except (FileNotFoundError, ValueError):  # ValueError: an empty file
-        return None
+        with path.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(end - _FOOTER.size, 0))
+            magic, _, size = _FOOTER.unpack(file.read())
+    except (FileNotFoundError, struct.error):
+        return False
     except OSError as error:
         raise _unreadable(str(path), error) from error
-    if len(file) < _FOOTER.size:
-        return None
-    magic, training_size, size = _FOOTER.unpack(file[-_FOOTER.size :])
-    is_whole = magic == _MAGIC and len(file) == size * itemsize + _FOOTER.size
-    return file if is_whole and 0 < training_size <= size else None
+    return bool(magic == _MAGIC and end == size + _FOOTER.size)
 
 
-def _write(path: Path, blocks: Iterable[bytes]) -> None:
+@contextmanager
+def _writing(path: Path) -> Iterator[IO[bytes]]:
     """Write a file of the cache: a reader finds all of it or nothing."""
-    builder = f"{platform.node()}-{os.getpid()}-"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_stale(path.parent)
         with tempfile.NamedTemporaryFile(
-            dir=path.parent, prefix=builder, suffix=".tmp", delete=False
+            dir=path.parent, prefix=f"{_MACHINE}-{os.getpid()}-", suffix=".tmp", delete=False
         ) as file:
             try:
-                for block in blocks:
-                    file.write(block)
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
                 os.replace(file.name, path)
@@ -581,11 +627,9 @@ def _write(path: Path, blocks: Iterable[bytes]) -> None:
 
 def _remove_stale(folder: Path) -> None:
     """Remove what builders on this machine left unfinished when they were killed."""
-    for file in folder.glob(f"{glob.escape(platform.node())}-*-*.tmp"):
-        builder = file.name.removeprefix(f"{platform.node()}-").partition("-")[0]
-        try:
-            os.kill(int(builder), 0)  # asks only whether it runs
-        except ProcessLookupError:
-            file.unlink(missing_ok=True)
-        except (ValueError, OverflowError, PermissionError):
-            continue
+    for file in folder.glob(f"{glob.escape(_MACHINE)}-*-*.tmp"):
+        with suppress(ValueError, OverflowError, PermissionError):
+            try:
+                os.kill(int(file.name.removeprefix(_MACHINE).split("-")[1]), 0)  # is it there?
+            except ProcessLookupError:
+                file.unlink(missing_ok=True)
