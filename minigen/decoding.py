@@ -486,7 +486,8 @@ class Policy:
     def _history(self, rows: Floats, history: Sequence[int], prompt_length: int) -> History:
         for token in history:
             if not 0 <= token < rows.shape[-1]:
-                raise OptionError(f"history takes ids below {rows.shape[-1]} (got {token})")
+                last = rows.shape[-1] - 1
+                raise OptionError(f"history takes ids from 0 to {last} (got {token})")
         new_tokens = max(0, len(history) - prompt_length)
         return History(self, [history] * len(rows), rows.shape[-1], new_tokens)
 

@@ -92,6 +92,20 @@ def test_with_beams_for_every_text_the_search_is_exhaustive(table, length_penalt
     assert {tokens for _, tokens in found} == {tokens for tokens, _ in expected}
 
 
+def test_a_beam_whose_best_continuation_ends_goes_on_with_the_next_best():
+    table = np.log([[0.1, 0.4, 0.5], [0.98, 0.01, 0.01], [1.0, 1.0, 1.0]])
+    found = search(
+        Bigrams(table),
+        [0],
+        Policy(),
+        num_beams=1,
+        length_penalty=1.0,
+        max_new_tokens=2,
+        end_of_text=2,
+    )
+    assert [tokens for _, tokens in found] == [(1, 0)]  # (ln .4 + ln .98)/2 > ln .5
+
+
 def test_equal_scores_keep_the_order_of_ids():
     found = search(
         Bigrams(np.zeros((4, 4))),
@@ -141,11 +155,30 @@ def test_beams_end_at_stop_strings_and_end_of_text():
     assert [(t.text, t.finish_reason) for t in texts] == [("ab", "stop"), ("ab", "end_of_text")]
 
 
-def test_logit_rules_apply_to_beams():
-    policy = Policy(no_repeat_ngram_size=1, suppress_tokens=[5])
-    for text in beam_search(small_model(), TOKENIZER, "", policy, num_beams=4, max_new_tokens=20):
-        assert len(set(text.token_ids)) == len(text.token_ids)
-        assert 5 not in text.token_ids
+def test_logit_rules_see_the_history_of_each_beam():
+    policy = Policy(no_repeat_ngram_size=1, suppress_tokens=[1])
+    found = search(
+        Bigrams(np.tile(np.arange(6.0), (6, 1))),
+        [5],
+        policy,
+        num_beams=2,
+        length_penalty=1.0,
+        max_new_tokens=4,
+    )
+    assert [sorted(tokens) for _, tokens in found] == [[0, 2, 3, 4]] * 2
+
+
+def test_penalties_see_the_history_of_each_beam():
+    policy = Policy(frequency_penalty=100.0)
+    found = search(
+        Bigrams(np.tile(np.arange(4.0), (4, 1))),
+        [0],
+        policy,
+        num_beams=3,
+        length_penalty=1.0,
+        max_new_tokens=3,
+    )
+    assert all(sorted(tokens) == [1, 2, 3] for _, tokens in found)
 
 
 @pytest.mark.parametrize(
@@ -164,8 +197,9 @@ def test_what_beams_cannot_do_is_refused(options, message):
 
 
 def test_powers_of_a_length_are_exact_at_zero_and_one():
-    assert [length_power(n, 0.0) for n in (1, 7)] == [1.0, 1.0]
-    assert [length_power(n, 1.0) for n in (1, 7)] == [1.0, 7.0]
+    lengths = range(1, 500)
+    assert [length_power(n, 0.0) for n in lengths] == [1.0] * 499
+    assert [length_power(n, 1.0) for n in lengths] == [*lengths]
     assert length_power(7, 0.6) == pytest.approx(7**0.6, rel=1e-13)
 
 

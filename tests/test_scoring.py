@@ -179,6 +179,20 @@ def test_the_calibration_error_is_the_papers_over_all_bins():
     assert sum(b.count for b in result.reliability) == len(tokens)
 
 
+class Thirds(Halves):
+    """A fake model that is sure of `a`, `b` and `c` alike."""
+
+    def logits(self, contexts):
+        z = np.full((len(contexts), 257), -200.0)
+        z[:, [*b"abc"]] = 0.0
+        return z
+
+
+def test_a_bin_holds_its_upper_edge():
+    used = [b for b in evaluate(Thirds(), tokens_of("aa")).reliability if b.count]
+    assert [(b.lowest, b.highest) for b in used] == [(4 / 15, 5 / 15)]
+
+
 def test_certain_predictions_belong_to_the_last_bin():
     result = evaluate(Confident(ord("a"), 1 - 2**-53), tokens_of("aa"))
     assert result.reliability[-1].count == 3

@@ -221,6 +221,18 @@ def test_proposals_take_their_own_stream_and_acceptances_theirs():
     assert [stream.position for stream in pair] == [8, 10]
 
 
+def test_nothing_is_proposed_beyond_the_end_of_a_text():
+    draft, accept = streams()[0]
+    policy = Policy(suppress_tokens=[END_OF_TEXT])
+    options = {"max_new_tokens": 2, "num_draft_tokens": 50}
+    run(small_model(3), small_model(3), [""], policy, [(draft, accept)], **options)
+    assert draft.position == 2
+    policy = Policy(logit_bias={END_OF_TEXT: 3.0})
+    text = run(small_model(3), small_model(3), [""], policy, [(draft, accept)], num_draft_tokens=50)
+    assert text[0].finish_reason == "end_of_text"
+    assert draft.position == 2 + len(text[0].token_ids)
+
+
 def test_a_text_depends_on_its_prompt_and_streams_alone():
     model, draft, policy = small_model(3), small_model(4, context_length=1), Policy(top_k=40)
     together = run(model, draft, ["a", "b", "a"], policy, streams(3), max_new_tokens=20)
