@@ -89,27 +89,34 @@ class RunFolder:
 
         ``run_options`` are those of ``Run``. A folder without a checkpoint starts at step 0.
         """
-        if not any(path.glob("step-*.safetensors")):
+        is_new = not any(path.glob("step-*.safetensors"))
+        if is_new:
             run = Run(config, **run_options)
         else:
-            run = Run.load(path, config=config, **run_options)
-            saved = Config.from_dict(checkpoint.load(checkpoint.locate(path), moments=False).config)
-            _require_same(saved, config)
+            latest = checkpoint.locate(path)
+            saved = checkpoint.load(latest, moments=False)
+            _require_same(Config.from_dict(saved.config, source=str(latest)), config)
+            run = Run.load(latest, config=config, **run_options)
+            run.text()  # refuses another text before anything is cut off
         folder = cls(path, run)
         for log in _LOGS:
             _cut(path / log, run.step)
         folder._write_config()
-        folder.save()
+        if is_new:
+            folder.save()
         return folder
 
     def _write_config(self) -> None:
         checkpoint.write_atomically(self.path / CONFIG, self.run.config.to_toml().encode())
 
-    def save(self) -> Path:
+    @property
+    def latest(self) -> Path:
+        """The checkpoint of the highest step."""
+        return checkpoint.locate(self.path)
+
+    def save(self) -> None:
         """Write the checkpoint of the step that the run has reached."""
-        path = self.path / f"step-{self.run.step:06d}.safetensors"
-        self.run.save(path)
-        return path
+        self.run.save(self.path / f"step-{self.run.step:06d}.safetensors")
 
     def steps(self) -> Iterator[StepRecord]:
         """Train to the end, logging each step and saving every ``checkpoint.every`` steps."""
@@ -136,6 +143,8 @@ class RunFolder:
                     start = time.perf_counter()
         except OSError as error:
             raise MinigenError(f"cannot write to {self.path}: {error.strerror}") from None
+        except MinigenError as error:
+            raise MinigenError(f"{error}; the last checkpoint, {self.latest}, is intact") from error
 
 
 def _append(log: Any, line: dict[str, Any]) -> None:

@@ -205,3 +205,9 @@ def _count_log_count(counts: Iterable[int]) -> int:
     """Σ c·ln c in units of 2⁻⁴⁸ nats."""
     c = np.array(list(counts), dtype=np.float64)
     return in_units(c * log(c))
+
+
+def entropy(p: Floats) -> float:
+    """−Σ p·ln p in nats of one distribution p (V,)."""
+    p = np.where(p > 0.0, p, 1.0)  # 0·ln 0 counts as 0, and so does 1·ln 1
+    return in_units(-p * log(p)) / _PER_NAT

@@ -44,6 +44,16 @@ class _Commands(click.Group):
         command: click.Command = getattr(module, cmd_name.replace("next", "next_"))
         return command
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; where the reader of stdout has seen enough, end quietly."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="minigen", message="%(prog)s %(version)s")
@@ -78,7 +88,6 @@ def run(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         status = cli.main(arguments, prog_name="minigen", standalone_mode=False)
-        sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except click.exceptions.Exit as exit_request:
         return exit_request.exit_code
@@ -86,9 +95,6 @@ def run(arguments: list[str] | None = None) -> int:
         return _fail(error.format_message(), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         return _fail("interrupted", 130)
-    except BrokenPipeError:  # the reader has seen enough: end quietly
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 0
     except OptionError as error:
         return _fail(str(error), 2)
     except MinigenError as error:

@@ -39,44 +39,42 @@ def next_(model: str, prompt: bytes | None, top: int, as_json: bool, **options: 
     from minigen import head
     from minigen.arithmetic import log
     from minigen.checkpoint import load_model
-    from minigen.decoding import Policy, surprisal_and_entropy
+    from minigen.decoding import Policy
     from minigen.generation import padded_contexts
+    from minigen.scoring import entropy
+    from minigen.tokenizer import END_OF_TEXT
 
     language_model, tokenizer = load_model(model)
     history = tokenizer.encode(text).ids
     z = language_model.logits(padded_contexts([history], language_model.context_length))[0]  # (V,)
-    new = {"history": history, "prompt_length": len(history)}
-    p = policy.probabilities(z, **new)  # (V,)
-    greedy = replace(policy, temperature=0.0).choose(z, **new)
+    p = policy.probabilities(z, history, prompt_length=len(history))  # (V,)
+    best = replace(policy, temperature=0.0)
+    greedy = best.choose(z, history, prompt_length=len(history))
     # Weights of 0 have a finite log-probability in the model, but none behind a filter.
     nats = -head.log_softmax(z) if policy == Policy() else -log(p)
     order = np.argsort(-p, kind="stable")[:top]
-    candidates = [
-        {
-            "token_id": int(token),
-            "text": tokenizer.token_bytes(token).decode(errors="replace"),
-            "bytes": tokenizer.token_bytes(token).hex(),
-            "logit": float(z[token]),
-            "probability": float(p[token]),
-            "negative_log_likelihood": float(nats[token]),
-        }
-        for token in order
-        if p[token] > 0.0 or policy == Policy()
-    ]
-    _, entropy = surprisal_and_entropy(p)
+    order = [int(token) for token in order if p[token] > 0.0 or policy == Policy()]
     if as_json:
-        print_json({"candidates": candidates, "greedy_token_id": greedy, "entropy": float(entropy)})
+        candidates = [
+            {
+                "token_id": token,
+                "text": tokenizer.token_bytes(token).decode(errors="replace"),
+                "bytes": tokenizer.token_bytes(token).hex(),
+                "logit": float(z[token]),
+                "probability": float(p[token]),
+                "negative_log_likelihood": float(nats[token]),
+            }
+            for token in order
+        ]
+        print_json({"candidates": candidates, "greedy_token_id": greedy, "entropy": entropy(p)})
         return
     click.echo("    id  bytes                   logit  probability    −ln p")
-    for candidate in candidates:
-        token = candidate["token_id"]
+    for token in order:
+        name = "<|endoftext|>" if token == END_OF_TEXT else shown(tokenizer.token_bytes(token))
         mark = "  ← greedy" if token == greedy else ""
-        name = "<|endoftext|>" if not candidate["bytes"] else shown(tokenizer.token_bytes(token))
-        click.echo(
-            f"{token:6d}  {name:18s} {candidate['logit']:10.4f}  "
-            f"{candidate['probability']:11.6f} {candidate['negative_log_likelihood']:8.4f}{mark}"
-        )
-    click.echo(f"entropy {float(entropy):.6f} nats")
+        figures = f"{z[token]:10.4f}  {p[token]:11.6f} {nats[token]:8.4f}"
+        click.echo(f"{token:6d}  {name:18s} {figures}{mark}")
+    click.echo(f"entropy {entropy(p):.6f} nats")
 
 
 _LOGIT = re.compile(r"([+-]?)\s*(?:(?:ln|log)\s*\(?\s*([0-9.eE+-]+)\s*\)?|(inf|[0-9.][0-9.eE+-]*))")

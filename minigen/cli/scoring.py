@@ -80,7 +80,8 @@ def evaluate(model: str, texts: tuple[str, ...], as_json: bool) -> None:
     click.echo(f"bits per byte  {result.bits_per_byte:.6f} over {result.bytes:,} bytes")
     click.echo(f"perplexity     {result.perplexity:.6g} per token")
     for name, loss in result.baselines.items():
-        click.echo(f"{name:13s}  {loss:.6f} nats per token, by counts of this very text")
+        source = "" if name == "uniform" else ", from counts of this very text"
+        click.echo(f"{name:13s}  {loss:.6f} nats per token{source}")
     click.echo(f"calibration    {result.calibration_error:.6f} expected error")
     click.echo("\ntop probability     tokens  confidence  accuracy")
     for row in result.reliability:

@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -69,7 +69,12 @@ def _show(record: "StepRecord") -> None:
         note(f"step {record.step}: {record.sample.prompt}{record.sample.text}")
 
 
-def follow(records: Iterator["StepRecord"], run: "Run", progress: bool | None) -> bool:
+def follow(
+    records: Iterator["StepRecord"],
+    run: "Run",
+    progress: bool | None,
+    show: Callable[["StepRecord"], None],
+) -> bool:
     """Train to the end with a progress bar; return False where the user interrupted."""
     from tqdm import tqdm
 
@@ -88,7 +93,7 @@ def follow(records: Iterator["StepRecord"], run: "Run", progress: bool | None) -
             bar.update()
             rate = (record.step - first) * batch_size / (time.perf_counter() - start)
             bar.set_postfix_str(f"loss {record.loss:.3f}, {rate:,.0f} tokens/s", refresh=False)
-            _show(record)
+            show(record)
             if interrupts:
                 return False
     return True
@@ -98,7 +103,7 @@ def _train(folder: "RunFolder", progress: bool | None) -> bool:
     run = folder.run
     if run.config.evaluation.every and not len(run.text().validation):
         note("no text is left for validation, so no validation loss is measured")
-    return follow(folder.steps(), run, progress)
+    return follow(folder.steps(), run, progress, _show)
 
 
 @click.command()
@@ -152,7 +157,7 @@ def train(
         return _interrupted(folder)
     if report:
         _write_report(path)
-    click.echo(f"trained {run.step} steps: {folder.save()}")
+    click.echo(f"trained {run.step} steps: {folder.latest}")
     click.echo(f"fingerprint {run.fingerprint}")
     return 0
 
@@ -196,12 +201,17 @@ def demo(out: str | None, report: bool, settings: tuple[str, ...], progress: boo
     folder = RunFolder.create(path, run)
     steps = config.training.steps
     records: list[StepRecord] = []
-    click.echo(f"Training {run.model.flat.size:,} weights for {steps} steps, with samples.")
-    if not follow(_kept(folder.steps(), records), run, progress):
-        return _interrupted(folder)
     twin_records: list[StepRecord] = []
-    click.echo("Training its twin, the same but for the samples.")
-    if not follow(_kept(twin.steps(), twin_records), twin, progress):
+
+    def keep_and_show(record: "StepRecord") -> None:
+        records.append(record)
+        _show(record)
+
+    click.echo(f"Training {run.model.flat.size:,} weights for {steps} steps, with samples.")
+    if not follow(folder.steps(), run, progress, keep_and_show):
+        return _interrupted(folder)
+    click.echo("Training its twin, which is never asked for text.")
+    if not follow(twin.steps(), twin, progress, twin_records.append):
         return _interrupted(folder)
 
     same = {
@@ -224,14 +234,8 @@ def demo(out: str | None, report: bool, settings: tuple[str, ...], progress: boo
     return 0 if all(same.values()) else 1
 
 
-def _kept(records: Iterator["StepRecord"], into: list["StepRecord"]) -> Iterator["StepRecord"]:
-    for record in records:
-        into.append(record)
-        yield record
-
-
 def _interrupted(folder: "RunFolder") -> int:
-    saved = folder.save()
-    note(f"interrupted at step {folder.run.step}, saved {saved}")
+    folder.save()
+    note(f"interrupted at step {folder.run.step}, saved {folder.latest}")
     note(f"to go on: minigen train --resume --out {folder.path}")
     return 130
