@@ -4,7 +4,7 @@ from math import ldexp
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from minigen.arithmetic import (
     Floats,
@@ -121,9 +121,11 @@ LOSS_UNIT = 2.0**-32  # nats: losses add up as integers of this size
 _LOSS_LIMIT = 4096.0  # nats: where one prediction costs more, the weights have blown up
 
 
-def integer_losses(losses: Floats) -> NDArray[np.int64]:
-    """Round losses in nats to integers of 2^-32 nats, so that they add up in any order. (N,)."""
+def total_loss(losses: Floats) -> int:
+    """Sum of losses (N,) in nats, each rounded once to an integer of ``LOSS_UNIT``."""
     worst = float(losses.max(initial=0.0))
     if not worst < _LOSS_LIMIT:
         raise MinigenError(f"a loss must stay below {_LOSS_LIMIT:g} nats (got {worst:g})")
-    return np.rint(losses * (1.0 / LOSS_UNIT)).astype(np.int64)
+    integers = np.rint(losses * (1.0 / LOSS_UNIT)).astype(np.int64)
+    nats, rest = integers >> 32, integers & 0xFFFFFFFF  # apart, since 2^63 units are soon reached
+    return (int(exact_sum(nats)) << 32) + int(exact_sum(rest))

@@ -20,7 +20,7 @@ from scipy.sparse import csr_array
 from threadpoolctl import ThreadpoolController
 
 from minigen.arithmetic import Floats, exact_sum, integer_exp, integer_square
-from minigen.head import gaps, integer_gradient, integer_losses, log_partition, weight_bits
+from minigen.head import gaps, integer_gradient, log_partition, total_loss, weight_bits
 
 Integers = NDArray[np.int64]
 
@@ -112,7 +112,7 @@ def statistics(
     dT, *others = in_parallel(of, len(targets), slots.shape[1] * V)
     for other in others:
         dT += other
-    return dT, int(exact_sum(integer_losses(losses)))
+    return dT, total_loss(losses)
 
 
 def sum_of_squares(x: Floats, per_unit: float, scale: float) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 
 from minigen import arithmetic, head, optimizer
 from minigen.arithmetic import Floats, exact_sum, exp_span, exp_table
-from minigen.head import integer_losses, log_partition, weight_bits
+from minigen.head import log_partition, total_loss, weight_bits
 from minigen.kernels import Integers, blocks, in_parallel
 
 _BLOCK = 1 << 20  # logits that should stay in cache from one loop over a batch to the next
@@ -148,7 +148,7 @@ def statistics(
 
         in_parallel(gradients, block.stop - block.start, K * V)
         in_parallel(scatter, V, (block.stop - block.start) * K)
-    return dT, int(exact_sum(integer_losses(gap + log_partition(S, V))))
+    return dT, total_loss(gap + log_partition(S, V))
 
 
 def update(

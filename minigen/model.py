@@ -169,7 +169,9 @@ class Model:
         V, K, b = self.vocab_size, self.context_length, self.parameters["b"]
         for tokens in (contexts, targets):
             if not 0 <= tokens.min(initial=0) <= tokens.max(initial=0) < V:
-                raise OptionError(f"tokens must lie in 0 … {V - 1} (got {tokens.max()})")
+                raise OptionError(
+                    f"tokens must lie in 0 … {V - 1} (got {tokens.min()} … {tokens.max()})"
+                )
         columns = contexts + V * np.arange(K)  # (N, K), of X
         occurs = np.zeros(K * V, dtype=bool)
         occurs[columns] = True

@@ -13,11 +13,11 @@ from minigen.errors import MinigenError, OptionError
 from minigen.head import (
     gradient_scale,
     integer_gradient,
-    integer_losses,
     log_softmax,
     loss_and_gradient,
     project,
     softmax,
+    total_loss,
     weight_bits,
     weights,
 )
@@ -282,14 +282,19 @@ def test_the_gradient_integers_and_their_sum_over_the_step_stay_within_2_to_the_
     assert all(abs(int(a) - b) <= 1 for a, b in zip(d[0], exact, strict=True))
 
 
-def test_losses_are_held_as_integers_of_2_to_the_minus_32_nats():
-    losses = [0.0, 1.0, 2.5, 0.25 * 2.0**-32, 0.75 * 2.0**-32]
-    assert integer_losses(np.array(losses)).tolist() == [0, 2**32, 5 * 2**31, 0, 1]
-    assert integer_losses(np.empty(0)).tolist() == []
-    assert integer_losses(np.array([4095.9])).dtype == np.int64
+def test_losses_add_up_as_integers_of_2_to_the_minus_32_nats():
+    losses = [1.0, 2.5, 0.25 * 2.0**-32, 0.75 * 2.0**-32]
+    assert [total_loss(np.array([loss])) for loss in losses] == [2**32, 5 * 2**31, 0, 1]
+    assert total_loss(np.array(losses)) == 2**32 + 5 * 2**31 + 1
+    assert total_loss(np.empty(0)) == 0
+
+
+def test_the_largest_losses_of_the_largest_batch_add_up_exactly():
+    largest = float(np.nextafter(4096.0, 0.0))
+    assert total_loss(np.full(2**21, largest)) == 2**21 * round(largest * 2**32) > 2**63
 
 
 @pytest.mark.parametrize("loss", [4096.0, INF, NAN])
 def test_a_loss_without_bound_is_refused(loss):
     with pytest.raises(MinigenError, match=r"^a loss must stay below 4096 nats \(got "):
-        integer_losses(np.array([1.0, loss]))
+        total_loss(np.array([1.0, loss]))

@@ -13,7 +13,7 @@ from scipy.sparse import csr_array
 
 from minigen.arithmetic import exact_matmul, exact_sum
 from minigen.errors import MinigenError, OptionError
-from minigen.head import gradient_scale, integer_losses, log_softmax, project, weights
+from minigen.head import gradient_scale, log_softmax, project, weights
 from minigen.model import Model, Statistics
 from minigen.streams import Stream
 
@@ -193,7 +193,7 @@ def test_statistics_are_the_integers_of_the_definition(shape, size):
         for v in range(shape[0]):
             assert int(statistics.dT[i, v]) == expected[token, k, v]
     losses = -log_softmax(z)[np.arange(size), targets]
-    assert statistics.loss == sum(int(x) for x in integer_losses(losses))
+    assert statistics.loss == sum(round(float(loss) * 2**32) for loss in losses)
     assert statistics.count == size
     assert statistics.mean_loss == statistics.loss / size * 2.0**-32
 
@@ -388,6 +388,16 @@ def test_parameters_outside_the_grids_range_stop_before_any_kernel_runs(name, cu
     for use in (lambda: model.logits(contexts), lambda: model.statistics(contexts, targets, 3)):
         with pytest.raises(MinigenError, match=r"^magnitudes must be finite and below 2\^400"):
             use()
+
+
+@pytest.mark.parametrize("culprit", [-1, 257])
+def test_tokens_outside_the_vocabulary_are_refused(culprit):
+    inside, outside = np.array([[1, 2, 3]]), np.array([[1, culprit, 3]])
+    match = r"^tokens must lie in 0 … 256 \(got "
+    with pytest.raises(OptionError, match=match):
+        new_model().statistics(outside, np.array([4]), 1)
+    with pytest.raises(OptionError, match=match):
+        new_model().statistics(inside, np.array([culprit]), 1)
 
 
 def test_a_loss_that_the_integers_cannot_hold_stops():
