@@ -1,0 +1,20 @@
+"""`report` writes one HTML page about a run, to be opened in any browser."""
+
+import click
+
+
+@click.command()
+@click.argument("run")
+@click.option("--out", metavar="FILE", help="Where to write.  [default: report.html in RUN]")
+def report(run: str, out: str | None) -> None:
+    """Write a page about RUN, a run folder or a checkpoint: charts, samples, and its twin.
+
+    The page generates text in JavaScript, with the same bits as Python. It needs no network.
+
+    \b
+    Example:
+      minigen report runs/fables --out fables.html
+    """
+    from minigen.report import write_report
+
+    click.echo(f"report {write_report(run, out)}")

@@ -1,0 +1,150 @@
+"""Charts of a run as Vega specifications: data and marks, which the page's Vega draws.
+
+Colours are the page's own (CSS variables), so that the charts follow its light and dark dress.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import altair as alt
+import vl_convert
+
+Spec = dict[str, Any]
+Rows = Sequence[Mapping[str, Any]]
+
+VERSION = ".".join(alt.SCHEMA_VERSION.split(".")[:2])
+KINDS = ("vowel", "consonant", "digit", "punctuation", "other byte", "learned merge")
+_KIND_COLORS = [f"var(--kind-{number})" for number in range(len(KINDS))]
+
+
+def library() -> str:
+    """Return the JavaScript that draws the charts: Vega behind the global ``vegaEmbed``."""
+    bundle: str = vl_convert.javascript_bundle(
+        "window.vegaEmbed = vegaEmbed;", vl_version=VERSION
+    )
+    return bundle
+
+
+def _compiled(chart: Any, height: int) -> Spec:
+    chart = (
+        chart.properties(width="container", height=height, padding=2, background="transparent")
+        .configure(font="system-ui, sans-serif")
+        .configure_view(stroke=None)
+        .configure_axis(
+            labelColor="var(--muted)",
+            titleColor="var(--muted)",
+            gridColor="var(--line)",
+            domainColor="var(--line)",
+            tickColor="var(--line)",
+            labelFontSize=12,
+            titleFontSize=12,
+            titleFontWeight="normal",
+        )
+    )
+    spec: Spec = vl_convert.vegalite_to_vega(chart.to_dict(), vl_version=VERSION)
+    return spec
+
+
+def _steps(steps: int, **options: Any) -> Any:
+    scale = alt.Scale(domain=[0, steps], nice=False)
+    return alt.X("step:Q", title="step", scale=scale, axis=alt.Axis(tickCount=6, **options))
+
+
+def _losses(rows: Rows, field: str, factor: str) -> Any:
+    """Chart of one loss over steps; the page's signal ``factor`` turns nats into its unit."""
+    values = [{"step": row["step"], "loss": row[field]} for row in rows if field in row]
+    data = alt.Data(values=values)
+    return alt.Chart(data).transform_calculate(shown=f"datum.loss * {factor}")
+
+
+def loss(rows: Rows, steps: int, lines: Mapping[str, float]) -> Spec:
+    """Training and validation loss over steps, with lines to compare with (name → nats a token).
+
+    Signals ``training_unit`` and ``validation_unit`` multiply what is in nats per token.
+    """
+    y = alt.Y("shown:Q", title=None, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=6))
+    training = _losses(rows, "loss", "training_unit")
+    every = max(1, len(rows) // 60)
+    batches = training.mark_line(color="var(--training)", opacity=0.3, strokeWidth=1, aria=False)
+    smooth = training.transform_window(mean="mean(shown)", frame=[-every, every], sort=[])
+    smooth = smooth.mark_line(color="var(--training)", strokeWidth=2, aria=False)
+    validation = _losses(rows, "validation_loss", "validation_unit")
+    curve = validation.mark_line(
+        color="var(--validation)",
+        strokeWidth=2,
+        point=alt.OverlayMarkDef(size=44, fill="var(--paper)", stroke="var(--validation)"),
+    )
+    known = alt.Chart(
+        alt.Data(values=[{"name": name, "loss": nats} for name, nats in lines.items()])
+    ).transform_calculate(shown="datum.loss * training_unit")
+    rules = known.mark_rule(color="var(--muted)", strokeDash=[4, 4], aria=False).encode(y=y)
+    names = known.mark_text(
+        color="var(--muted)", align="right", baseline="bottom", dx=-2, dy=-3, fontSize=12
+    ).encode(x=alt.value("width"), y=y, text="name:N")
+    tooltip = [alt.Tooltip("step:Q"), alt.Tooltip("shown:Q", title="loss", format=".4f")]
+    chart = alt.layer(
+        rules,
+        batches.encode(x=_steps(steps, grid=False), y=y),
+        smooth.encode(x=_steps(steps, grid=False), y=alt.Y("mean:Q", title=None)),
+        curve.encode(x=_steps(steps, grid=False), y=y, tooltip=tooltip),
+        names,
+    )
+    units = [alt.param(name=f"{part}_unit", value=1) for part in ("training", "validation")]
+    return _compiled(chart.add_params(*units), 360)
+
+
+def streams(rows: Rows, steps: int, lanes: Sequence[str]) -> Spec:
+    """Bars from ``start`` to ``step`` where a stream drew words, a lane for each stream."""
+    chart = (
+        alt.Chart(alt.Data(values=list(rows)))
+        .mark_bar(height=14, minBandSize=3, stroke=None, aria=False)
+        .encode(
+            x=alt.X(
+                "start:Q",
+                title="step",
+                scale=alt.Scale(domain=[0, steps], nice=False),
+                axis=alt.Axis(tickCount=6, grid=False),
+            ),
+            x2="step:Q",
+            y=alt.Y(
+                "lane:N",
+                title=None,
+                scale=alt.Scale(domain=list(lanes)),
+                axis=alt.Axis(domain=False, ticks=False, labelLimit=150, grid=True),
+            ),
+            color=alt.Color(
+                "stream:N",
+                legend=None,
+                scale=alt.Scale(
+                    domain=["init", "optimizer", "inference"],
+                    range=["var(--kind-3)", "var(--training)", "var(--validation)"],
+                ),
+            ),
+            tooltip=[
+                alt.Tooltip("stream:N"),
+                alt.Tooltip("start:Q", title="after step"),
+                alt.Tooltip("step:Q", title="up to step"),
+                alt.Tooltip("words:Q", title="words drawn", format=","),
+            ],
+        )
+    )
+    return _compiled(chart, 34 * len(lanes))
+
+
+def embedding(rows: Rows) -> Spec:
+    """Tokens at their places in the plane, single bytes as text and learned merges as dots."""
+    base = alt.Chart(alt.Data(values=list(rows))).encode(
+        x=alt.X("x:Q", title="first direction", axis=alt.Axis(tickCount=6)),
+        y=alt.Y("y:Q", title="second direction", axis=alt.Axis(tickCount=6)),
+        color=alt.Color(
+            "kind:N", legend=None, scale=alt.Scale(domain=list(KINDS), range=_KIND_COLORS)
+        ),
+        tooltip=[alt.Tooltip("token:N"), alt.Tooltip("id:Q"), alt.Tooltip("kind:N")],
+    )
+    merges = base.transform_filter(f"datum.kind === '{KINDS[-1]}'").mark_circle(
+        size=26, opacity=0.55, aria=False
+    )
+    singles = base.transform_filter(f"datum.kind !== '{KINDS[-1]}'").mark_text(
+        fontSize=15, fontWeight=600, font="ui-monospace, monospace", aria=False
+    )
+    return _compiled(merges + singles.encode(text="token:N"), 480)

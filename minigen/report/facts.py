@@ -1,0 +1,151 @@
+"""What is known of a run: its checkpoint, and what its folder and its text still tell."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minigen import checkpoint, corpus
+from minigen.checkpoint import Checkpoint
+from minigen.config import Config
+from minigen.corpus import Corpus, Tokens
+from minigen.errors import MinigenError
+from minigen.folder import CONFIG, METRICS, SAMPLES, read_lines
+from minigen.scoring import _baselines as count_baselines
+from minigen.tokenizer import END_OF_TEXT, ByteTokenizer
+
+Line = dict[str, Any]
+
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A run's checkpoint and logs. ``corpus`` is None where its text is not at hand.
+
+    ``missing`` says, for ``metrics``, ``samples`` and ``corpus``, why there are none.
+    """
+
+    saved: Checkpoint
+    config: Config
+    tokenizer: ByteTokenizer
+    fingerprint: str
+    metrics: list[Line]
+    samples: list[Line]
+    corpus: Corpus | None
+    missing: Mapping[str, str]
+
+
+def gather(path: Path) -> Facts:
+    """Read a run folder, or a checkpoint alone. Raises MinigenError where a file is damaged."""
+    file = checkpoint.locate(path)
+    saved = checkpoint.load(file, moments=False)
+    config = Config.from_dict(saved.config, source=str(file))
+    tokenizer = ByteTokenizer.from_state(saved.tokenizer)
+    folder = path if path.is_dir() else None
+    metrics, samples, missing = [], [], {}
+    if folder is None:
+        missing["metrics"] = "A checkpoint alone does not record the loss of each step."
+        missing["samples"] = "A checkpoint alone does not record the samples of its run."
+    else:
+        metrics = _checked(folder / METRICS, {"step": int, "loss": float, **_POSITIONS})
+        samples = _checked(
+            folder / SAMPLES, {"step": int, "prompt": str, "text": str, "token_ids": list}
+        )
+        if not metrics:
+            missing["metrics"] = f"The run folder holds no line of {METRICS}."
+        if not samples:
+            missing["samples"] = f"The run folder holds no line of {SAMPLES}."
+    text = None
+    try:
+        text = _read_text(folder, saved, config, tokenizer)
+    except MinigenError as error:
+        missing["corpus"] = str(error)
+    fingerprint = checkpoint.fingerprint(saved.tensors)
+    return Facts(saved, config, tokenizer, fingerprint, metrics, samples, text, missing)
+
+
+_POSITIONS = {"optimizer_position": int, "inference_position": int}
+
+
+def _checked(path: Path, kinds: dict[str, type]) -> list[Line]:
+    """Return a log's lines; what the page shows of them must be of the right kind, and finite."""
+    lines = read_lines(path)
+    for number, line in enumerate(lines, 1):
+        known = line if isinstance(line, dict) else {}
+        faults = [key for key, kind in kinds.items() if type(known.get(key)) is not kind]
+        for key, value in known.items():
+            if type(value) is float and not math.isfinite(value):
+                faults.append(key)
+        if type(known.get("validation_loss", 0.0)) is not float:
+            faults.append("validation_loss")
+        if faults:
+            raise MinigenError(
+                f"{path}, line {number}: {faults[0]} is missing or of the wrong kind; "
+                "resuming the run mends it"
+            )
+    return lines
+
+
+def _read_text(
+    folder: Path | None, saved: Checkpoint, config: Config, tokenizer: ByteTokenizer
+) -> Corpus:
+    """Return the run's text. Raises MinigenError with the reason, which names no path."""
+    paths: Any = config.corpus.text
+    if paths != "fables":
+        if folder is None:
+            raise MinigenError("A checkpoint alone does not say where its text lies.")
+        try:
+            paths = Config.load(folder / CONFIG).corpus.text
+        except MinigenError:
+            raise MinigenError(f"The run folder's {CONFIG} cannot be read.") from None
+        if not isinstance(paths, tuple) or "-" in paths:
+            raise MinigenError("The run's text was not read from a file.")
+    table = config.corpus
+    try:
+        text = corpus.load(
+            paths,
+            documents=table.documents,
+            validation_fraction=table.validation_fraction,
+            tokenizer=tokenizer,
+        )
+    except MinigenError:
+        raise MinigenError("The run's text is not where it was.") from None
+    if text.sha256 != saved.corpus_sha256:
+        raise MinigenError("The run's text has changed since: its SHA-256 is another.")
+    return text
+
+
+def baselines(tokens: Tokens, vocab_size: int) -> dict[str, float]:
+    """Nats per token that ``uniform``, and counts of these very tokens, would reach."""
+    pairs: Counter[int] = Counter()
+    for start in range(0, len(tokens), _BLOCK):
+        block = tokens.array[start : start + _BLOCK + 1].astype(np.int64)
+        values, counts = np.unique(block[:-1] * vocab_size + block[1:], return_counts=True)
+        pairs.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
+    return count_baselines(pairs, vocab_size)
+
+
+def occurring(tokens: Tokens, vocab_size: int) -> list[int]:
+    """Return the ids that occur in a text, in order."""
+    occurs = np.zeros(vocab_size, dtype=bool)
+    for start in range(0, len(tokens.array), _BLOCK):
+        occurs[tokens.array[start : start + _BLOCK]] = True
+    return [int(token) for token in np.flatnonzero(occurs)]
+
+
+def token_label(tokenizer: ByteTokenizer, token: int) -> str:
+    """Show a token: printable text as it is, space ␣, line end ⏎, tab ⇥, other bytes as \\xe2."""
+    if token == END_OF_TEXT:
+        return "<|endoftext|>"
+    data = tokenizer.token_bytes(token)
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        text = ""
+    shown = text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥")
+    return shown if shown and shown.isprintable() else "".join(f"\\x{byte:02x}" for byte in data)

@@ -1,0 +1,356 @@
+// The page: shows the run's data, and lets the twin answer what the reader asks.
+// Text from models and files goes through textContent alone.
+"use strict";
+
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const $ = (id) => document.getElementById(id);
+
+  /** An element with a class, text or children, and attributes. */
+  function element(name, className = "", content = "", attributes = {}) {
+    const made = document.createElement(name);
+    if (className) made.className = className;
+    if (Array.isArray(content)) made.append(...content);
+    else made.textContent = content;
+    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+    return made;
+  }
+
+  const count = (n) => n.toLocaleString("en-US");
+  const percent = (p) => (p && p < 0.0001 ? "< 0.01 %" : `${(100 * p).toFixed(2)} %`);
+
+  /** Say why a section is empty, and hide the rest of it; or leave it as it is. */
+  function leaveOut(section, reason) {
+    $(`${section}-missing`).textContent = reason;
+    $(`${section}-missing`).hidden = false;
+    $(`${section}-result`).hidden = true;
+  }
+
+  function check(state, text) {
+    const marks = { right: "Right: ", wrong: "Wrong: ", unknown: "Not checked: " };
+    const item = element("li", state, text);
+    item.setAttribute("aria-label", marks[state] + text);
+    $("checks").append(item);
+  }
+
+  function draw(id, spec, description) {
+    $(id).setAttribute("aria-label", description);
+    return vegaEmbed($(id), spec, { mode: "vega", renderer: "svg", actions: false });
+  }
+
+  // ── The twin and what it checks ───────────────────────────────────────────────────────────────
+
+  const { END_OF_TEXT } = twin;
+  const tokenizer = new twin.Tokenizer(data.merges);
+  let model = null;
+
+  function checkFingerprint() {
+    if (data.weights === null) {
+      check("unknown", "The weights of this run are too large to travel in a page, so its twin was left out.");
+      return;
+    }
+    const bytes = Uint8Array.from(atob(data.weights), (character) => character.charCodeAt(0));
+    model = new twin.Model(bytes, data.shape);
+    const fingerprint = model.fingerprint();
+    if (fingerprint === data.fingerprint) {
+      check("right", `SHA-256 of the weights in this page, computed here, is the run’s fingerprint ${fingerprint.slice(0, 16)}…`);
+    } else {
+      check("wrong", `The weights in this page have fingerprint ${fingerprint}, the run has ${data.fingerprint}.`);
+    }
+  }
+
+  function checkSample() {
+    const sample = data.repeatable;
+    if (!model || !sample) return;
+    const ids = tokenizer.encode(sample.prompt);
+    const tokens = twin.generate(model, tokenizer, ids, data.policy, data.seed, sample.length, sample.position);
+    const again = Array.from(tokens, (token) => token.id);
+    const isEqual = again.length === sample.ids.length && again.every((id, i) => id === sample.ids[i]);
+    if (isEqual) {
+      check("right", `The run’s sample of step ${count(data.step)}, written again here: all ${count(again.length)} tokens are those that Python wrote.`);
+    } else {
+      check("wrong", `The run’s sample of step ${count(data.step)} came out different here.`);
+    }
+  }
+
+  function showFigures() {
+    const [V, K, D] = data.shape;
+    const figures = [
+      ["Steps trained", count(data.step)],
+      ["Weights", count(data.parameters)],
+      ["Tokens, V", count(V)],
+      ["Context, K", count(K)],
+      ["Embedding, D", count(D)],
+    ];
+    if (data.loss) figures.push(["Training loss", data.loss.last.loss.toFixed(3)]);
+    if (data.loss && data.loss.validation) {
+      figures.push(["Validation loss", data.loss.validation.validation_loss.toFixed(3)]);
+    }
+    for (const [name, value] of figures) {
+      $("figures").append(element("div", "", [element("dt", "", name), element("dd", "", value)]));
+    }
+  }
+
+  // ── Next token ────────────────────────────────────────────────────────────────────────────────
+
+  const ROWS = 12; // tokens listed; what is drawn or greedy is listed in any case
+  const OPTIONS = ["temperature", "top_k", "top_p", "min_p"];
+  const NAMES = { temperature: "Temperature", top_k: "Top-k", top_p: "Top-p", min_p: "Min-p" };
+  let tokens = [];
+
+  /** The policy, seed and length as typed; throws a sentence where one breaks its rule. */
+  function readForm() {
+    const faults = [];
+    const read = (id, name, isRight, rule) => {
+      const text = $(id).value.trim();
+      const isFine = text !== "" && isRight(text);
+      $(id).setAttribute("aria-invalid", String(!isFine));
+      if (!isFine) faults.push(`${name} must be ${rule}.`);
+      return text;
+    };
+    const policy = {};
+    for (const option of OPTIONS) {
+      const [isRight, rule] = twin.RULES[option];
+      policy[option] = Number(read(option, NAMES[option], (text) => isRight(Number(text)), rule));
+    }
+    const seed = read("seed", "Seed", (text) => /^\d{1,1000}$/.test(text), "a whole number of at least 0");
+    const isLength = (text) => /^\d+$/.test(text) && Number(text) >= 1 && Number(text) <= 400;
+    const length = Number(read("length", "Tokens", isLength, "a whole number from 1 to 400"));
+    if (faults.length) throw faults.join(" ");
+    return { policy, seed, length };
+  }
+
+  function generate() {
+    let asked;
+    try {
+      asked = readForm();
+    } catch (fault) {
+      $("next-error").textContent = fault;
+      $("next-error").hidden = false;
+      return;
+    }
+    $("next-error").hidden = true;
+    const ids = tokenizer.encode($("prompt").value);
+    tokens = Array.from(twin.generate(model, tokenizer, ids, asked.policy, asked.seed, asked.length));
+    const pieces = tokens.map(({ id, text }, i) => {
+      const shown = id === END_OF_TEXT ? "<|endoftext|>" : text;
+      const piece = element("b", id === END_OF_TEXT ? "end" : "", shown, { "data-id": id });
+      piece.addEventListener("click", () => look(i));
+      return piece;
+    });
+    $("text").replaceChildren(element("span", "prompt", $("prompt").value), ...pieces);
+    $("place").max = tokens.length;
+    look(Math.min(Number($("place").value), tokens.length) - 1, asked);
+  }
+
+  /** Show how token number i, from 0, was chosen. */
+  function look(i, asked = readForm()) {
+    $("place").value = i + 1;
+    $("place-value").textContent = `${i + 1} of ${tokens.length}`;
+    $("text").querySelectorAll("b").forEach((piece, j) => piece.classList.toggle("chosen", i === j));
+    const { id, stages, word } = tokens[i];
+    const last = stages[stages.length - 1][1];
+    const best = twin.greedy(stages[0][1]);
+    showCumulative(last, id, best, word);
+    showWords(last, id, best, word, asked, i);
+    showBars(stages, id, best);
+  }
+
+  function showCumulative(w, drawn, best, word) {
+    const S = twin.sum(w);
+    const segments = Array.from(w, (weight, id) => [id, weight / S]).filter(([, p]) => p > 0);
+    const track = segments.map(([id, p]) => {
+      const state = (id === drawn ? "drawn" : "") + (id === best ? " greedy" : "");
+      const segment = element("i", state.trim(), p > 0.025 ? data.labels[id] : "");
+      segment.style.width = `${100 * p}%`;
+      segment.title = `${data.labels[id]}: ${percent(p)}`;
+      return segment;
+    });
+    const parts = [element("div", "track", track)];
+    if (word !== null) {
+      const needle = element("div", "needle");
+      needle.style.left = `${(100 * Number(word)) / 2 ** 64}%`;
+      parts.push(needle);
+    }
+    $("cumulative").replaceChildren(...parts);
+  }
+
+  function showWords(w, drawn, best, word, { seed }, i) {
+    const label = (id) => `“${data.labels[id]}”`;
+    const same = drawn === best ? "which is also what greedy takes" : `where greedy takes ${label(best)}`;
+    const sentence =
+      word === null
+        ? `Greedy: the likeliest token is taken, ${label(drawn)}, and no random word is drawn.`
+        : `Word ${i} of stream “inference” under seed ${seed} is 0x${word.toString(16).padStart(16, "0")}: ` +
+          `${(Number(word) / 2 ** 64).toFixed(4)} of the way along the bar, on which tokens stand by their id. ` +
+          `It falls on ${label(drawn)}, ${same}.`;
+    $("draw-words").textContent = sentence;
+    $("cumulative").setAttribute("aria-label", `Kept tokens side by side, each as wide as it is likely. ${sentence}`);
+  }
+
+  /** Of the tokens that top-p kept, the one with which the mass was reached. */
+  function crossing(stages) {
+    const stage = stages.find(([name]) => name === "top-p");
+    if (!stage) return -1;
+    return stage[1].reduce((last, weight, id, w) => (weight && (last < 0 || weight <= w[last]) ? id : last), -1);
+  }
+
+  function showBars(stages, drawn, best) {
+    const first = stages[0][1];
+    const last = stages[stages.length - 1][1];
+    const [firstSum, lastSum] = [twin.sum(first), twin.sum(last)];
+    const order = Array.from(first.keys()).sort((a, b) => first[b] - first[a] || a - b);
+    const shown = order.filter((id, rank) => rank < ROWS || id === drawn || id === best);
+    const most = Math.max(...shown.map((id) => Math.max(first[id] / firstSum, last[id] / lastSum)));
+    const crosses = crossing(stages);
+    const rows = shown.map((id) => {
+      const [model, policy] = [first[id] / firstSum, last[id] / lastSum];
+      const bars = [element("div", "policy"), element("div", "model")];
+      bars[0].style.width = `${(100 * policy) / most}%`;
+      bars[1].style.width = `${(100 * model) / most}%`;
+      const dropper = stages.find(([, w]) => w[id] === 0);
+      const tags = [dropper ? `dropped by ${dropper[0]}` : "kept"];
+      if (dropper && dropper[0] === "model") tags[0] = "too unlikely to be drawn";
+      if (dropper && dropper[0] === "greedy") tags[0] = "not the likeliest";
+      const fate = [element("span", "tag", tags[0])];
+      if (id === crosses) fate.push(element("span", "tag crossing", "crosses top-p"));
+      if (id === best) fate.push(element("span", "tag greedy", "greedy"));
+      if (id === drawn) fate.push(element("span", "tag drawn", "drawn"));
+      const state = (dropper ? "dropped" : "kept") + (id === drawn ? " drawn" : "");
+      return element("tr", state, [
+        element("th", "token", data.labels[id], { scope: "row", title: `token ${id}` }),
+        element("td", "measure", [element("div", "", bars)], { "aria-hidden": "true" }),
+        element("td", "number", percent(policy), { "data-id": id, "data-p": String(policy) }),
+        element("td", "number", percent(model)),
+        element("td", "", fate),
+      ]);
+    });
+    const others = order.filter((id) => !shown.includes(id));
+    if (others.length) {
+      const mass = (w, S) => percent(others.reduce((total, id) => total + w[id], 0) / S);
+      const kept = others.filter((id) => last[id]).length;
+      rows.push(
+        element("tr", "rest", [
+          element("th", "", `${count(others.length)} more`, { scope: "row" }),
+          element("td", "measure", "", { "aria-hidden": "true" }),
+          element("td", "number", mass(last, lastSum)),
+          element("td", "number", mass(first, firstSum)),
+          element("td", "", `${count(kept)} of them kept`),
+        ]),
+      );
+    }
+    $("bars").querySelector("tbody").replaceChildren(...rows);
+  }
+
+  function startNext() {
+    $("prompt").value = data.prompt;
+    const start = data.policy || { temperature: 1, top_k: 0, top_p: 1, min_p: 0 };
+    if (!model) {
+      $("next-form").hidden = true;
+      leaveOut("next", "The weights of this run are more than 8 MB, so they are not in this page, and its generation cannot be shown here: use minigen next and minigen generate.");
+      return;
+    }
+    for (const option of OPTIONS) {
+      const [number, slider] = [$(option), $(`${option}-range`)];
+      number.value = slider.value = start[option];
+      slider.addEventListener("input", () => (number.value = slider.value));
+      number.addEventListener("input", () => (slider.value = number.value));
+    }
+    $("seed").value = data.seed;
+    $("length").value = 60;
+    $("next-form").addEventListener("input", generate);
+    $("next-form").addEventListener("submit", (event) => event.preventDefault());
+    $("place").addEventListener("input", () => look(Number($("place").value) - 1));
+    generate();
+  }
+
+  // ── The run ───────────────────────────────────────────────────────────────────────────────────
+
+  function showLoss() {
+    const { loss } = data;
+    if (!loss) return leaveOut("loss", data.missing.metrics);
+    const drawn = draw("loss-chart", loss.chart, `Training loss over ${count(loss.last.step)} steps; at the end ${loss.last.loss.toFixed(3)} nats per token.`);
+    const { training_unit, validation_unit } = loss.units;
+    const words = [];
+    if (training_unit === null) {
+      $("units").hidden = true;
+      words.push(`Loss is in nats per token. ${data.missing.corpus || ""} So the entropies of its counts, and bits per byte, are left out.`);
+    } else {
+      words.push("The dashed lines belong to the training text: ln V is what knowing nothing costs; the entropies are what tables of counts of single tokens and of pairs would reach on that very text.");
+    }
+    if (!loss.validation) words.push("No validation loss was measured.");
+    if (loss.last.step > data.step) words.push(`The latest checkpoint is of step ${count(data.step)}; what was logged after it is shown as well.`);
+    $("loss-words").textContent = words.join(" ");
+    $("units").addEventListener("change", async (event) => {
+      const { view } = await drawn;
+      const isBits = event.target.value === "bits";
+      view.signal("training_unit", isBits ? training_unit : 1);
+      view.signal("validation_unit", isBits ? (validation_unit ?? training_unit) : 1);
+      view.runAsync();
+    });
+  }
+
+  function showSamples() {
+    const { samples } = data;
+    if (!samples.length) return leaveOut("samples", data.missing.samples);
+    const show = () => {
+      const { step, prompt, text } = samples[Number($("sample").value)];
+      $("sample-step").textContent = count(step);
+      $("sample").setAttribute("aria-valuetext", `step ${step}`);
+      $("sample-text").replaceChildren(element("span", "prompt", prompt), element("span", "", text));
+    };
+    $("sample").max = samples.length - 1;
+    $("sample").value = samples.length - 1;
+    $("sample").disabled = samples.length === 1;
+    $("sample").addEventListener("input", show);
+    $("sample-words").textContent = `${count(samples.length)} samples, of steps ${count(samples[0].step)} to ${count(samples[samples.length - 1].step)}. The prompt is grey.`;
+    show();
+  }
+
+  function showStreams() {
+    const { streams } = data;
+    if (!streams) return leaveOut("streams", data.missing.metrics);
+    const init = streams.init ? `the initial weights took ${count(streams.init)} words of “init” before the first step, ` : "";
+    const drawn = `${init}training ${count(streams.optimizer)} of “optimizer”, samples ${count(streams.inference)} of “inference”.`;
+    draw("streams-chart", streams.chart, `Where each stream drew words: ${drawn}`);
+    const agreement = streams.agree
+      ? `All ${count(streams.lines)} recorded positions of “optimizer” are step × ${count(data.batchSize)}, which is what a twin without samples draws: the same words, so the same batches and the same fingerprint.`
+      : "Recorded positions of “optimizer” are not step × batch size: samples, or something else, disturbed training.";
+    $("streams-words").textContent = `Measured: ${drawn} ${agreement} The twin’s lanes are computed, not measured: minigen prove trains one and compares.`;
+    check(streams.agree ? "right" : "wrong", agreement);
+  }
+
+  function showEmbedding() {
+    const { chart, kinds, tokens: size, shares } = data.embedding;
+    kinds.forEach((kind, number) => {
+      const swatch = element("i");
+      swatch.style.background = `var(--kind-${number})`;
+      const item = element("li", "", [swatch, kind]);
+      $("kinds").append(item);
+    });
+    draw("embedding-chart", chart, `${count(size)} tokens in two dimensions.`);
+    const which = data.missing.corpus ? "printable and learned tokens" : "tokens that occur in the training text";
+    $("embedding-words").textContent = `${count(size)} ${which}; the two directions hold ${percent(shares[0])} and ${percent(shares[1])} of the variance. The axes are found with sums of integers, so this picture, too, is the same on every machine. ␣ is a space, ⏎ a line end; dots are learned merges (hover to read them).`;
+  }
+
+  function showReproduce() {
+    const { command, config, corpusSha256, isExternal } = data.reproduce;
+    $("command").textContent = command;
+    $("fingerprint").textContent = data.fingerprint;
+    $("config").textContent = config;
+    const text = isExternal ? `YOUR_TEXT stands for the text of the run, whose SHA-256 is ${corpusSha256}.` : "The text is the one inside the package.";
+    const early = data.step < data.steps ? ` This fingerprint is that of step ${count(data.step)} of ${count(data.steps)}.` : "";
+    $("reproduce-words").textContent = `${text}${early} Or let minigen verify train it again from the checkpoint and compare.`;
+  }
+
+  document.title = `minigen: run report, step ${count(data.step)}, ${data.fingerprint.slice(0, 8)}`;
+  showFigures();
+  checkFingerprint();
+  checkSample();
+  startNext();
+  showLoss();
+  showSamples();
+  showStreams();
+  showEmbedding();
+  showReproduce();
+})();
