@@ -52,8 +52,8 @@ def next_(model: str, prompt: bytes | None, top: int, as_json: bool, **options: 
     greedy = best.choose(z, history, prompt_length=len(history))
     # Weights of 0 have a finite log-probability in the model, but none behind a filter.
     nats = -head.log_softmax(z) if policy == Policy() else -log(p)
-    order = np.argsort(-p, kind="stable")[:top]
-    order = [int(token) for token in order if p[token] > 0.0 or policy == Policy()]
+    ranking = np.argsort(-p, kind="stable")[:top].tolist()
+    order = [token for token in ranking if p[token] > 0.0 or policy == Policy()]
     if as_json:
         candidates = [
             {

@@ -122,31 +122,26 @@ class Printer:
     """Writes texts in order while they are made in any order: the first unfinished one live."""
 
     def __init__(self, prompts: Sequence[bytes], live: bool):
-        self._prompts = [prompt.decode(errors="replace") for prompt in prompts]
-        self._live = live
-        self._pieces: list[list[str]] = [[] for _ in prompts]
+        self._unwritten = [prompt.decode(errors="replace") for prompt in prompts]
         self._finished = [False] * len(prompts)
         self._current = 0
-        self._write(self._prompts[0])
-
-    def _write(self, text: str) -> None:
-        sys.stdout.write(text)
-        if self._live:
-            sys.stdout.flush()
+        self._live = live
 
     def push(self, piece: "Piece") -> None:
         """Take one piece of one text."""
+        self._unwritten[piece.row] += piece.text
         self._finished[piece.row] = piece.continuation is not None
-        if piece.row != self._current:
-            self._pieces[piece.row].append(piece.text)
-            return
-        self._write(piece.text)
-        while self._current < len(self._prompts) and self._finished[self._current]:
+        while self._current < len(self._finished):
+            i = self._current
+            sys.stdout.write(self._unwritten[i])
+            self._unwritten[i] = ""
+            if not self._finished[i]:
+                break
+            is_last = i + 1 == len(self._finished)
+            sys.stdout.write("\n" if is_last else "\n---\n")
             self._current += 1
-            self._write("\n")
-            if self._current < len(self._prompts):
-                held = "".join(self._pieces[self._current])
-                self._write(f"---\n{self._prompts[self._current]}{held}")
+        if self._live:
+            sys.stdout.flush()
 
 
 def _json_line(

@@ -1,0 +1,54 @@
+"""What several tests share: a small trained run, and the command line in this process."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from minigen import cli
+
+TINY = {  # a run of a second: bytes only, two of context
+    "tokenizer.vocab_size": 257,
+    "model.context_length": 2,
+    "model.embedding_dim": 4,
+    "training.steps": 6,
+    "training.batch_size": 16,
+    "optimizer.warmup_steps": 2,
+    "evaluation.every": 3,
+    "sampling.every": 2,
+    "sampling.max_new_tokens": 8,
+    "checkpoint.every": 4,
+}
+TINY_SETTINGS = [part for key, value in TINY.items() for part in ("--set", f"{key}={value}")]
+
+
+class Result(NamedTuple):
+    """What a command left: exit status, stdout, stderr."""
+
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def minigen(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Result]:
+    """Run a command in a fresh folder, as `minigen("train", "fables")`."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> Result:
+        status = cli.run(list(arguments))
+        captured = capsys.readouterr()
+        return Result(status, captured.out, captured.err)
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a tiny finished run on the embedded text; not to be changed."""
+    folder = tmp_path_factory.mktemp("tiny") / "run"
+    assert cli.run(["train", "fables", *TINY_SETTINGS, "--out", str(folder)]) == 0
+    return folder
