@@ -415,10 +415,14 @@ class _Text:
         if self.documents == "file":
             return text.replace(_END + _END, _END)  # an empty file
         if self.documents == "paragraph":
-            return _BLANK_LINES.sub(_END, text).replace("\r" + _END, _END)
-        text = text.replace("\r\n", "\n")
-        while "\n\n" in text:
-            text = text.replace("\n\n", "\n")
+            text = _BLANK_LINES.sub(_END, text)
+            return text.replace("\r" + _END, _END) if "\r" in text else text
+        text = text.replace("\r\n", "\n") if "\r" in text else text
+        data = np.frombuffer(text.encode("latin-1"), np.uint8)
+        ends = data == ord("\n")
+        # An empty line ends where another one has just ended (numpy is fast at dropping them).
+        is_kept = np.append(True, ~(ends[1:] & ends[:-1]))
+        text = data[is_kept[: len(data)]].tobytes().decode("latin-1")
         return text.replace("\n", _END)
 
 
@@ -462,9 +466,10 @@ def _write_bytes(file: IO[bytes], text: "_Text", validation_fraction: float) -> 
         file.write(_END.encode("utf-16-le"))
         return cut + 1
 
-    ideal = total - 1 - round((total - 1) * validation_fraction)
-    if ideal == total - 1:
+    held_out = round((total - 1) * validation_fraction)
+    if not held_out:
         return total
+    ideal = max(total - 1 - held_out, 1)
     boundaries = []
     for stop in range(ideal, 0, -_BLOCK):
         start = max(stop - _BLOCK, 0)
@@ -594,10 +599,8 @@ def _is_whole(path: Path) -> bool:
             end = file.seek(0, os.SEEK_END)
             file.seek(max(end - _FOOTER.size, 0))
             magic, _, size = _FOOTER.unpack(file.read())
-    except (FileNotFoundError, struct.error):
+    except (OSError, struct.error):
         return False
-    except OSError as error:
-        raise _unreadable(str(path), error) from error
     return bool(magic == _MAGIC and end == size + _FOOTER.size)
 
 
