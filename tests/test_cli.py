@@ -263,7 +263,29 @@ def test_a_random_seed_is_said_and_gives_the_same_text_again(
     assert minigen("generate", str(tiny_run), "a", "--seed", seed).out == result.out
 
 
+def test_beams_give_one_text_with_no_seed(minigen: Command, tiny_run: Path) -> None:
+    options = ("--num-beams", "3", "--max-new-tokens", "4", "--json")
+    result = json.loads(minigen("generate", str(tiny_run), "a", *options).out)
+    assert result["seed"] is None
+    assert len(result["token_ids"]) <= 4
+
+
+def test_a_draft_reports_its_acceptance_rate(minigen: Command, tiny_run: Path) -> None:
+    draft = str(tiny_run / "step-000004.safetensors")
+    options = ("--draft", draft, "--max-new-tokens", "20", "--json")
+    result = json.loads(minigen("generate", str(tiny_run), "a", *options).out)
+    assert 0.5 < result["acceptance_rate"] <= 1.0
+
+
+def test_greedy_speculation_prints_the_greedy_text(minigen: Command, tiny_run: Path) -> None:
+    draft = ("--draft", str(tiny_run / "step-000000.safetensors"))
+    command = ("generate", str(tiny_run), "a", "--greedy", "--max-new-tokens", "20")
+    assert minigen(*command, *draft).out == minigen(*command).out
+
+
 BAD_GENERATIONS = {
+    "a beam search that samples": (["--num-beams", "2", "--temperature", "1"], "--temperature"),
+    "a beam search with samples": (["--num-beams", "2", "--num-samples", "2"], "--num-samples"),
     "a negative temperature": (["--temperature", "-1"], "temperature must be"),
     "a NaN": (["--temperature", "nan"], "(got nan)"),
     "top_p above 1": (["--top-p", "1.5"], "top_p must be"),

@@ -2,7 +2,7 @@
 
 import secrets
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -144,11 +144,24 @@ class Printer:
             sys.stdout.flush()
 
 
-def _json_line(
-    continuation: "Continuation", prompt: bytes, sample: int, seed: int | None
-) -> dict[str, Any]:
-    return {
-        "prompt": prompt.decode(errors="replace"),
+def _refuse_sampling(options: dict[str, Any], **others: Any) -> None:
+    """Beams draw nothing, so an option that shapes a draw is a mistake."""
+    from minigen.decoding import SAMPLING_OPTIONS
+
+    given = ["greedy"] * options["greedy"]
+    given += [name for name in SAMPLING_OPTIONS if options[name] is not None]
+    given += [name for name, value in others.items() if value]
+    if given:
+        raise click.UsageError(
+            f"beams take no sampling options (got --{given[0].replace('_', '-')}): "
+            "leave it out, or use one beam"
+        )
+
+
+def _json_line(continuation: "Continuation", sample: int, seed: int | None) -> dict[str, Any]:
+    prompt = continuation.prompt
+    line: dict[str, Any] = {
+        "prompt": prompt.decode(errors="replace") if isinstance(prompt, bytes) else prompt,
         "text": continuation.text,
         "token_ids": continuation.token_ids,
         "log_probabilities": continuation.log_probabilities,
@@ -156,6 +169,9 @@ def _json_line(
         "seed": seed,
         "sample": sample,
     }
+    if continuation.acceptance_rate is not None:
+        line["acceptance_rate"] = continuation.acceptance_rate
+    return line
 
 
 @click.command()
@@ -164,7 +180,13 @@ def _json_line(
 @click.option("--max-new-tokens", type=click.IntRange(min=1), default=200, show_default=True)
 @policy_options
 @click.option("--num-beams", type=click.IntRange(min=1), default=1, show_default=True)
-@click.option("--length-penalty", type=float, help="Exponent of the length.  [default: 1]")
+@click.option(
+    "--length-penalty",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="Divide a beam's log-probability by its length to this power.",
+)
 @click.option("--draft", metavar="MODEL", help="A smaller model that proposes tokens.")
 @click.option("--num-draft-tokens", type=click.IntRange(min=1), default=4, show_default=True)
 @click.option("--num-samples", type=click.IntRange(min=1), default=1, show_default=True)
@@ -178,7 +200,7 @@ def generate(
     prompt: bytes | None,
     max_new_tokens: int,
     num_beams: int,
-    length_penalty: float | None,
+    length_penalty: float,
     draft: str | None,
     num_draft_tokens: int,
     num_samples: int,
@@ -195,31 +217,65 @@ def generate(
     Example:
       minigen generate runs/fables "Once" --temperature 0.8 --top-k 40
     """
+    if num_beams > 1:
+        _refuse_sampling(options, num_samples=num_samples > 1, draft=draft)
     policy = build_policy(options)
     prompts = _prompts(prompt, prompts_path)
 
-    from minigen import generation
+    from minigen.beams import beam_search
     from minigen.checkpoint import load_model
+    from minigen.generation import Piece, complete
+    from minigen.generation import generate as generate_pieces
+    from minigen.speculation import speculate
     from minigen.streams import Stream
 
     language_model, tokenizer = load_model(model)
     rows = [(text, sample) for text in prompts for sample in range(num_samples)]
-    streams = [Stream(seed, f"inference/{sample}" if sample else "inference") for _, sample in rows]
-    pieces = generation.generate(
-        language_model,
-        tokenizer,
-        [text for text, _ in rows],
-        policy,
-        streams,
-        max_new_tokens=max_new_tokens,
-        stop=stop,
-        log_probabilities=as_json,
-    )
+    texts = [text for text, _ in rows]
+    names = [f"inference/{sample}" if sample else "inference" for _, sample in rows]
+    common: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens,
+        "stop": stop,
+        "log_probabilities": as_json,
+    }
+    pieces: Iterator[Piece]
+    if num_beams > 1:
+        beams = (
+            beam_search(
+                language_model,
+                tokenizer,
+                text,
+                policy,
+                num_beams=num_beams,
+                length_penalty=length_penalty,
+                **common,
+            )
+            for text in texts
+        )
+        pieces = (
+            Piece(row, best.token_ids[-1], best.text, best) for row, (best, *_) in enumerate(beams)
+        )
+    elif draft is not None:
+        pairs = [(Stream(seed, f"{name}/draft"), Stream(seed, f"{name}/accept")) for name in names]
+        pieces = speculate(
+            language_model,
+            tokenizer,
+            *load_model(draft),
+            texts,
+            policy,
+            pairs,
+            num_draft_tokens=num_draft_tokens,
+            **common,
+        )
+    else:
+        streams = [Stream(seed, name) for name in names]
+        pieces = generate_pieces(language_model, tokenizer, texts, policy, streams, **common)
+
     if as_json:
-        continuations = generation.complete(pieces)
-        for (text, sample), continuation in zip(rows, continuations, strict=True):
-            print_json(_json_line(continuation, text, sample, None if policy.greedy else seed))
+        shown_seed = None if policy.greedy or num_beams > 1 else seed
+        for (_, sample), continuation in zip(rows, complete(pieces), strict=True):
+            print_json(_json_line(continuation, sample, shown_seed))
         return
-    printer = Printer([text for text, _ in rows], live=stream)
+    printer = Printer(texts, live=stream)
     for piece in pieces:
         printer.push(piece)
