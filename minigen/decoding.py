@@ -92,7 +92,7 @@ def decimal(number: float) -> Fraction:
     return Fraction(repr(float(number)))
 
 
-def slack(S: Floats) -> Floats:
+def slack(S: Floats | Integers) -> Floats:
     """⌊S/2⁴⁰⌋: by how much a token may miss a threshold and still be kept.
 
     Logits are rounded logarithms, so p = 0.1 arrives as 0.1 ± 10⁻¹⁶: without slack a token that
@@ -101,11 +101,25 @@ def slack(S: Floats) -> Floats:
     return np.floor(S * 2.0**-40)
 
 
-def share(fraction: float, of: Floats) -> Floats:
+def share(fraction: float, of: Floats | Integers) -> Floats:
     """⌈fraction·of⌉ of integers below 2⁵³, exact, elementwise."""
     part = decimal(fraction)
     shares = [-(-part.numerator * int(x) // part.denominator) for x in of.flat]
     return np.array(shares, dtype=np.float64).reshape(of.shape)
+
+
+def running_sum(w: Floats) -> Integers:
+    """Cumulative weights over the last axis; integers add up six times faster than floats."""
+    return np.add.accumulate(w.astype(np.int64), axis=-1)
+
+
+def short_of(w: Floats, p: float) -> Integers:
+    """How many leading weights leave their sum short of a share p of all. (..., V) → (..., 1)."""
+    cumulative = running_sum(w)
+    S = cumulative[..., -1:]
+    needed = (share(p, S) - slack(S)).astype(np.int64)
+    count: Integers = exact_sum(cumulative < needed, axis=-1, keepdims=True)
+    return count
 
 
 def keep_top_p(w: Floats, p: float) -> Floats:
@@ -114,15 +128,12 @@ def keep_top_p(w: Floats, p: float) -> Floats:
     Source: Holtzman et al. 2019, "The curious case of neural text degeneration".
     """
     ordered = np.sort(w, axis=-1)[..., ::-1]  # values: ties cannot matter
-    cumulative = np.add.accumulate(ordered, axis=-1)
-    S = cumulative[..., -1:]
-    kept = 1 + exact_sum(cumulative < share(p, S) - slack(S), axis=-1, keepdims=True)  # (..., 1)
+    kept = short_of(ordered, p) + 1  # (..., 1)
     last = np.take_along_axis(ordered, kept - 1, axis=-1)
     tied = w == last
     room = kept - exact_sum(w > last, axis=-1, keepdims=True)  # for this many of the tied
-    return np.where(
-        (w > last) | (tied & (np.add.accumulate(tied, axis=-1, dtype=np.int64) <= room)), w, 0.0
-    )
+    nth_tied = np.add.accumulate(tied, axis=-1, dtype=np.int64)
+    return np.where((w > last) | (tied & (nth_tied <= room)), w, 0.0)
 
 
 def _keep_from(w: Floats, threshold: Floats) -> Floats:
@@ -166,8 +177,7 @@ def keep_typical_p(w: Floats, gap: Floats, p: float) -> Floats:
     S = exact_sum(w, axis=-1, keepdims=True)
     distance = np.where(w > 0, np.abs(gap - mean_gap(w, gap, S)), np.inf)
     order = np.argsort(distance, axis=-1, kind="stable")
-    cumulative = np.add.accumulate(np.take_along_axis(w, order, axis=-1), axis=-1)
-    before = exact_sum(cumulative < share(p, S) - slack(S), axis=-1, keepdims=True)
+    before = short_of(np.take_along_axis(w, order, axis=-1), p)
     last = np.take_along_axis(order, before, axis=-1)
     return np.where(distance <= np.take_along_axis(distance, last, axis=-1), w, 0.0)
 
@@ -198,9 +208,9 @@ def draw(w: Floats, words: Words) -> Integers:
     w (R, V) integer weights, words (R,); returns (R,). A weight of 0 is never drawn and the last
     token never overrun; each probability is within 2⁻⁶⁴ of w/S.
     """
-    cumulative = np.add.accumulate(w, axis=-1)  # (R, V)
+    cumulative = running_sum(w)  # (R, V)
     totals = cumulative[:, -1].tolist()
-    points = [word * int(S) >> 64 for word, S in zip(words.tolist(), totals, strict=True)]
+    points = [word * S >> 64 for word, S in zip(words.tolist(), totals, strict=True)]
     drawn: Integers = (cumulative > np.array(points)[:, None]).argmax(axis=-1)
     return drawn
 
