@@ -53,7 +53,7 @@ LEARN_FROM = 32 << 20
 
 _BLOCK = 1 << 20
 _END = END_OF_TEXT_CHARACTER
-_BLANK_LINES = re.compile(r"\n(?:[ \t]*\r?\n)+")
+_BLANK_LINES = re.compile(r"\n(?=\s)(?:[ \t]*\r?\n)+")  # the look ahead makes it fast
 _LINE = re.compile(f"[^\n{_END}]{{1,4096}}[\n{_END}]?|[\n{_END}]")
 _MAGIC = b"minigen tokens 1"
 _FOOTER = struct.Struct("<16sqq")  # the magic; tokens of the training part; bytes of all tokens
