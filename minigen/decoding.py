@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
-from functools import cache
+from functools import lru_cache
 from math import inf, isfinite, sqrt, ulp
 from numbers import Integral, Real
 from typing import Any
@@ -86,7 +86,7 @@ def keep_top_k(gap: Floats, k: int) -> Floats:
     return np.where(gap > kth, np.inf, gap)
 
 
-@cache
+@lru_cache
 def decimal(number: float) -> Fraction:
     """Return the number as the decimal that was written: 0.1 is 1/10."""
     return Fraction(repr(float(number)))
@@ -164,7 +164,7 @@ def entropy(p: Floats) -> Floats:
     """
     bits = head.weight_bits(p.shape[-1])
     terms = np.rint(p * -log(np.where(p > 0, p, 1.0)) * 2.0**bits)
-    nats: Floats = exact_sum(terms, axis=-1) * 2.0**-bits
+    nats: Floats = exact_sum(terms, axis=-1) * 2.0**-bits + 0.0  # never −0
     return nats
 
 
