@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from minigen import head
-from minigen.arithmetic import Floats, exact_sum, integer_exp, log
+from minigen.arithmetic import Floats, exact_sum, integer_exp
 from minigen.errors import MinigenError, OptionError
 from minigen.tokenizer import END_OF_TEXT
 
@@ -155,17 +155,6 @@ def mean_gap(w: Floats, gap: Floats, S: Floats) -> Floats:
     terms = np.rint(w * np.where(w > 0, gap, 0.0))
     mean: Floats = exact_sum(terms, axis=-1, keepdims=True) / S
     return mean
-
-
-def entropy(p: Floats) -> Floats:
-    """−Σ p·ln p in nats over the last axis, 0·ln 0 = 0. (..., V) → (...).
-
-    A term is at most 1/e, so the sum is made of integers in steps of 2^-B.
-    """
-    bits = head.weight_bits(p.shape[-1])
-    terms = np.rint(p * -log(np.where(p > 0, p, 1.0)) * 2.0**bits)
-    nats: Floats = exact_sum(terms, axis=-1) * 2.0**-bits + 0.0  # never −0
-    return nats
 
 
 def keep_typical_p(w: Floats, gap: Floats, p: float) -> Floats:

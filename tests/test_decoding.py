@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from minigen import head
-from minigen.decoding import History, Policy, draw, entropy, keep_top_p, share
+from minigen.decoding import History, Policy, draw, keep_top_p, share
 from minigen.errors import MinigenError, OptionError
 from minigen.streams import Stream
 
@@ -245,13 +245,6 @@ def test_draws_follow_the_exact_weights():
     counts = np.bincount(draw(np.broadcast_to(w, (len(words), 10)), words), minlength=10)
     expected = w / 231 * len(words)
     assert ((counts - expected) ** 2 / expected).sum() < 27.88
-
-
-def test_entropy_is_that_of_the_formula_and_zero_where_one_token_is_certain():
-    p = np.array([0.5, 0.25, 0.25, 0.0])
-    assert entropy(p) == pytest.approx(1.5 * np.log(2), rel=1e-12)
-    assert str(float(entropy(np.array([0.0, 1.0])))) == "0.0"
-    assert entropy(np.full((2, 257), 1 / 257)) == pytest.approx(np.log(257), rel=1e-12)
 
 
 def test_shares_are_exact_where_floats_are_not():

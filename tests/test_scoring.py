@@ -13,7 +13,7 @@ from minigen import corpus, head, scoring
 from minigen.errors import MinigenError, OptionError
 from minigen.generation import padded_contexts
 from minigen.model import Model
-from minigen.scoring import evaluate, mean_loss, score, summarize
+from minigen.scoring import entropy, evaluate, mean_loss, score, summarize
 from minigen.streams import Stream
 from minigen.tokenizer import END_OF_TEXT, ByteTokenizer
 
@@ -114,6 +114,12 @@ def test_the_loss_is_the_mean_over_all_predictions_end_of_text_included():
     assert result.perplexity == pytest.approx(exp(expected))
     assert result.bits_per_byte == pytest.approx(5 * expected / log(2) / 3)
     assert mean_loss(model, tokens) == result.loss
+
+
+def test_entropy_is_the_mean_surprise_and_zero_where_one_token_is_certain():
+    assert entropy(np.array([0.5, 0.25, 0.25, 0.0])) == pytest.approx(1.5 * log(2), rel=1e-14)
+    assert entropy(np.full(257, 1 / 257)) == pytest.approx(log(257), rel=1e-12)
+    assert str(entropy(np.array([0.0, 1.0]))) == "0.0"
 
 
 def test_blocks_change_no_bit(monkeypatch):
