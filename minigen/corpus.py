@@ -120,16 +120,18 @@ class Tokens:
 
     def _windows(self, indices: NDArray[np.int64], context_length: int) -> NDArray[Any]:
         """Return the tokens of each context and its target (N, K + 1)."""
-        # A page of a mapped file, with up to 2 MB around it, counts as this process's memory once
-        # it is touched, and to map it takes longer than to read a few tokens. So tokens far apart
-        # are read. The first of all, whose contexts begin before the file, are neighbours.
-        is_far = indices - indices.min(initial=len(self)) > max(_BLOCK, context_length)
-        if self._file is None or not is_far.any():
+        distances = indices - indices.min(initial=len(self))  # (N,)
+        reach = max(_BLOCK, context_length)
+        if self._file is None or distances.max(initial=0) <= reach:
             # Clipping repeats the first token, <|endoftext|>, before the start.
             positions = indices[:, None] + np.arange(1 - context_length, 2)  # (N, K + 1)
             windows = self.array.take(positions, mode="clip")
             self._release()
             return windows
+        # A page of a mapped file, with up to 2 MB around it, counts as this process's memory once
+        # it is touched, and to map it takes longer than to read a few tokens. So tokens far apart
+        # are read. The first of all, whose contexts begin before the start, are no such tokens.
+        is_far = distances > reach
         windows = np.empty((len(indices), context_length + 1), self.array.dtype)
         windows[~is_far] = self._windows(indices[~is_far], context_length)
         size = windows[0].nbytes

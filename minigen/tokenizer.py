@@ -204,7 +204,7 @@ class ByteTokenizer:
         ids = {chr(value): value for value in range(256)}
         merges: list[tuple[int, int]] = []
         for left, right in json.loads(library.to_str())["model"]["merges"]:
-            if left + right not in ids:
+            if left + right not in ids:  # a second spelling would add no token
                 ids[left + right] = BYTE_VOCABULARY + len(merges)
                 merges.append((ids[left], ids[right]))
         reached = BYTE_VOCABULARY + len(merges)
@@ -246,9 +246,7 @@ class TextStream:
 
     def close(self) -> str:
         """Return what was held back, as U+FFFD, and start afresh."""
-        held = self._decoder.decode(b"", final=True)
-        self._decoder.reset()
-        return held
+        return self._decoder.decode(b"", final=True)
 
 
 def characters(text: str | bytes) -> str:

@@ -323,6 +323,18 @@ def test_merges_are_learned_from_the_training_part_alone():
         corpus.from_memory(["ab", "xyxy"], vocab_size=259, validation_fraction=0.5)
 
 
+def test_tokens_with_merges_are_those_of_each_document_between_end_of_text():
+    texts = ["the crow", "the tree", "the end", "the crow’s tree"]
+    text = corpus.from_memory(texts, vocab_size=262, validation_fraction=0.5)
+    expected = [END_OF_TEXT]
+    for document in texts:
+        expected += [*text.tokenizer.encode(document).ids, END_OF_TEXT]
+    size = len(text.training.array)
+    assert text.training.array.tolist() == expected[:size]
+    assert text.validation.array.tolist() == expected[size - 1 :]
+    assert 1 < size < len(expected)
+
+
 def test_a_tokenizer_given_is_used_as_it_is():
     tokenizer = ByteTokenizer([(120, 121)])
     text = corpus.from_memory("abab xy", vocab_size=300, tokenizer=tokenizer)
