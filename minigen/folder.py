@@ -10,12 +10,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from minigen import checkpoint
 from minigen.config import Config, differences
 from minigen.errors import MinigenError
 from minigen.run import Run, StepRecord
+from minigen.workers import join
 
 CONFIG = "config.toml"
 METRICS, SAMPLES, TIMING = "metrics.jsonl", "samples.jsonl", "timing.jsonl"
@@ -65,67 +66,78 @@ def _cut(path: Path, step: int) -> None:
 
 
 class RunFolder:
-    """A folder that a run is written to while it trains."""
+    """A folder that a run is written to while it trains, with its ``latest`` checkpoint.
+
+    Of several workers the first one alone reads and writes it, so that only it need see the disk.
+    """
 
     def __init__(self, path: Path, run: Run):
         self.path, self.run = path, run
+        self.latest = self._checkpoint()
 
     @classmethod
     def create(cls, path: Path, run: Run) -> Self:
         """Start a folder, new or empty, with the config and a checkpoint of step 0."""
-        require_empty(path)
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise MinigenError(f"cannot make folder {path}: {error.strerror}") from None
         folder = cls(path, run)
-        folder._write_config()
+        run.workers.from_first(folder._make)
         folder.save()
         return folder
 
     @classmethod
-    def resume(cls, path: Path, config: Config, **run_options: Any) -> Self:
+    def resume(cls, path: Path, config: Config, *, workers: Any = None, **run_options: Any) -> Self:
         """Go on from the latest checkpoint of a folder, with its config or a permitted change.
 
         ``run_options`` are those of ``Run``. A folder without a checkpoint starts at step 0.
         """
-        is_new = not any(path.glob("step-*.safetensors"))
-        if is_new:
-            run = Run(config, **run_options)
+        workers = join(workers)
+        latest = workers.from_first(lambda: _latest(path, config))
+        if latest is None:
+            run = Run(config, workers=workers, **run_options)
         else:
-            latest = checkpoint.locate(path)
-            saved = checkpoint.load(latest, moments=False)
-            _require_same(Config.from_dict(saved.config, source=str(latest)), config)
-            run = Run.load(latest, config=config, **run_options)
+            run = Run.load(latest, config=config, workers=workers, **run_options)
             run.text()  # refuses another text before anything is cut off
         folder = cls(path, run)
-        for log in _LOGS:
-            _cut(path / log, run.step)
-        folder._write_config()
-        if is_new:
+        workers.from_first(folder._cut_logs)
+        if latest is None:
             folder.save()
         return folder
+
+    def _make(self) -> None:
+        require_empty(self.path)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise MinigenError(f"cannot make folder {self.path}: {error.strerror}") from None
+        self._write_config()
+
+    def _cut_logs(self) -> None:
+        for log in _LOGS:
+            _cut(self.path / log, self.run.step)
+        self._write_config()
 
     def _write_config(self) -> None:
         checkpoint.write_atomically(self.path / CONFIG, self.run.config.to_toml().encode())
 
-    @property
-    def latest(self) -> Path:
-        """The checkpoint of the highest step."""
-        return checkpoint.locate(self.path)
+    def _checkpoint(self) -> Path:
+        return self.path / f"step-{self.run.step:06d}.safetensors"
 
     def save(self) -> None:
         """Write the checkpoint of the step that the run has reached."""
-        self.run.save(self.path / f"step-{self.run.step:06d}.safetensors")
+        self.run.save(self._checkpoint())
+        self.latest = self._checkpoint()
+
+    def _open(self, log: str) -> IO[bytes]:
+        # What the other workers log leads nowhere.
+        return open(self.path / log if self.run.workers.rank == 0 else os.devnull, "ab")
 
     def steps(self) -> Iterator[StepRecord]:
         """Train to the end, logging each step and saving every ``checkpoint.every`` steps."""
         every = self.run.config.checkpoint.every
         try:
             with (
-                open(self.path / METRICS, "ab") as metrics,
-                open(self.path / SAMPLES, "ab") as samples,
-                open(self.path / TIMING, "ab") as timing,
+                self._open(METRICS) as metrics,
+                self._open(SAMPLES) as samples,
+                self._open(TIMING) as timing,
             ):
                 start = time.perf_counter()
                 for record in self.run.steps():
@@ -136,8 +148,7 @@ class RunFolder:
                         _append(samples, asdict(record.sample))
                     is_last = record.step == self.run.config.training.steps
                     if is_last or (every and record.step % every == 0):
-                        for log in (metrics, samples):  # on the disk before what relies on them
-                            os.fsync(log.fileno())
+                        self.run.workers.from_first(lambda: _sync(metrics, samples))
                         self.save()
                     yield record
                     start = time.perf_counter()
@@ -147,7 +158,23 @@ class RunFolder:
             raise MinigenError(f"{error}; the last checkpoint, {self.latest}, is intact") from error
 
 
-def _append(log: Any, line: dict[str, Any]) -> None:
+def _latest(path: Path, config: Config) -> Path | None:
+    """Return the checkpoint from which a run with this config may go on, if there is one."""
+    if not any(path.glob("step-*.safetensors")):
+        return None
+    latest = checkpoint.locate(path)
+    saved = checkpoint.load(latest, moments=False)
+    _require_same(Config.from_dict(saved.config, source=str(latest)), config)
+    return latest
+
+
+def _sync(*logs: IO[bytes]) -> None:
+    """Bring logs to the disk before the checkpoint that relies on them."""
+    for log in logs:
+        os.fsync(log.fileno())
+
+
+def _append(log: IO[bytes], line: dict[str, Any]) -> None:
     log.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
     log.flush()
 

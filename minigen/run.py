@@ -1,5 +1,6 @@
 """A run: config, text, model, optimizer and streams; it trains, writes text, and goes on."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -20,6 +21,7 @@ from minigen.optimizer import Optimizer
 from minigen.scoring import mean_loss
 from minigen.streams import Stream
 from minigen.tokenizer import ByteTokenizer
+from minigen.workers import join
 
 Text = str | bytes | Sequence[str | bytes]
 
@@ -73,7 +75,8 @@ class Run:
     text moves the second and nothing else, so later training is the same with and without it.
 
     ``text`` replaces the configured corpus: str or bytes (cut into documents as configured), or a
-    list of documents.
+    list of documents. ``workers`` is a communicator of mpi4py: each of its processes makes the same
+    run and the same calls, works through its share of each batch, and gets the same bits.
 
     >>> config = Config.load("fables", overrides={"training.steps": 2})
     >>> [record.step for record in Run(config).steps()]
@@ -86,13 +89,16 @@ class Run:
         *,
         text: Text | None = None,
         progress: corpus.Progress | None = None,
+        workers: Any = None,
     ):
         if text is not None:
             config = config.override({"corpus.text": "external"})
         self.config = config
+        self.workers = join(workers)
         self._progress = progress
-        self.corpus: Corpus | None = self._read(text)
+        self.corpus: Corpus | None = self.workers.each(lambda: self._read(text))
         self.corpus_sha256 = self.corpus.sha256
+        self.workers.agree("text (by its SHA-256)", self.corpus_sha256)
         self._build(self.corpus.tokenizer)
         self.model.initialize(self.streams["init"])
 
@@ -115,6 +121,8 @@ class Run:
 
     def _build(self, tokenizer: ByteTokenizer) -> None:
         config = self.config
+        for name, table in config.portable().items():
+            self.workers.agree(f"[{name}] in their config", json.dumps(table))
         self.tokenizer = tokenizer
         self.model = Model(
             tokenizer.vocab_size, config.model.context_length, config.model.embedding_dim
@@ -158,6 +166,7 @@ class Run:
 
     def _take_step(self) -> StepRecord:
         step = self.step + 1
+        self.text()
         try:
             statistics = self._draw_statistics()
             rate = self.optimizer.update(self.model.flat, self.model.gradient(statistics))
@@ -172,6 +181,9 @@ class Run:
         is_measured = is_last or _is_due(step, self.config.evaluation.every)
         validation_loss = self.evaluate() if is_measured and self.config.evaluation.every else None
         sample = self._sample() if _is_due(step, self.config.sampling.every) else None
+        fingerprint = self.fingerprint if is_measured else None
+        if fingerprint:
+            self.workers.agree(f"fingerprint after step {step}", fingerprint)
         return StepRecord(
             step=step,
             loss=statistics.mean_loss,
@@ -179,17 +191,26 @@ class Run:
             optimizer_position=self.streams["optimizer"].position,
             inference_position=self.streams["inference"].position,
             validation_loss=validation_loss,
-            fingerprint=self.fingerprint if is_measured else None,
+            fingerprint=fingerprint,
             sample=sample,
         )
 
     def _draw_statistics(self) -> Statistics:
-        """Draw a batch, N words of the stream ``optimizer``, and add up what its parts say."""
+        """Draw a batch, N words of the stream ``optimizer``, and add up what its parts say.
+
+        Every worker draws the whole batch and works through its own share.
+        """
         training = self.text().training
         batch_size = self.config.training.batch_size
         indices = self.streams["optimizer"].integers(batch_size, below=len(training))
-        parts = np.array_split(indices, self.config.training.micro_batches)
-        return reduce(add, (self._statistics(part, batch_size) for part in parts if len(part)))
+        share = self.workers.share(indices)
+        count = min(self.config.training.micro_batches, max(1, len(share)))
+
+        def of_share() -> Statistics:
+            parts = np.array_split(share, count)
+            return reduce(add, (self._statistics(part, batch_size) for part in parts))
+
+        return self.workers.total(of_share, self.model.context_length * self.model.vocab_size)
 
     def _statistics(self, indices: Any, step_size: int) -> Statistics:
         training = self.text().training
@@ -202,13 +223,17 @@ class Run:
         Raises MinigenError where it is not the text that the run was trained on.
         """
         if self.corpus is None:
-            self.corpus = self._read(None, self.tokenizer)
-        if self.corpus.sha256 != self.corpus_sha256:
+            self.corpus = self.workers.each(lambda: self._read_again(None))
+        return self.corpus
+
+    def _read_again(self, text: Text | None) -> Corpus:
+        read = self._read(text, self.tokenizer)
+        if read.sha256 != self.corpus_sha256:
             raise MinigenError(
                 f"the text is not the one this run was trained on: its SHA-256 is "
-                f"{self.corpus.sha256}, the run's {self.corpus_sha256}; give the same text"
+                f"{read.sha256}, the run's {self.corpus_sha256}; give the same text"
             )
-        return self.corpus
+        return read
 
     def evaluate(self) -> float | None:
         """Mean loss of the validation tokens in nats per token; None if there are none."""
@@ -237,22 +262,23 @@ class Run:
         return Sample(self.step, table.prompt, sample.text, sample.token_ids)
 
     def save(self, path: str | Path) -> None:
-        """Write a checkpoint from which ``load`` goes on as if nothing had happened."""
+        """Write a checkpoint from which ``load`` goes on as if nothing had happened.
+
+        Of several workers, the first one writes it.
+        """
         self.model.grids()  # weights that no step could take up again are not worth a file
         tensors = dict(self.model.parameters)
         for moment, flat in self.optimizer.moments.items():
             tensors |= {f"{moment}.{name}": view for name, view in self.model.views(flat).items()}
-        checkpoint.save(
-            path,
-            checkpoint.Checkpoint(
-                config=self.config.portable(),
-                tokenizer=self.tokenizer.state(),
-                step=self.step,
-                streams={name: stream.position for name, stream in self.streams.items()},
-                corpus_sha256=self.corpus_sha256,
-                tensors=tensors,
-            ),
+        saved = checkpoint.Checkpoint(
+            config=self.config.portable(),
+            tokenizer=self.tokenizer.state(),
+            step=self.step,
+            streams={name: stream.position for name, stream in self.streams.items()},
+            corpus_sha256=self.corpus_sha256,
+            tensors=tensors,
         )
+        self.workers.from_first(lambda: checkpoint.save(path, saved))
 
     @classmethod
     def load(
@@ -262,15 +288,18 @@ class Run:
         text: Text | None = None,
         config: Config | None = None,
         progress: corpus.Progress | None = None,
+        workers: Any = None,
     ) -> Self:
         """Take up a checkpoint, or the latest one of a run folder.
 
         ``text`` is the external corpus, needed to train on; ``config`` replaces the one in the
         file: it says where the text lies, and may change what does not decide the weights so far.
+        Of several workers, as many as you like, the first one reads the file for all.
         """
-        path = checkpoint.locate(path)
-        saved = checkpoint.load(path)
         run = cls.__new__(cls)
+        run.workers = join(workers)
+        path = run.workers.from_first(lambda: checkpoint.locate(path))
+        saved = run.workers.from_first(lambda: checkpoint.load(path))
         run.config = config or Config.from_dict(saved.config, source=str(path))
         run.corpus, run.corpus_sha256, run._progress = None, saved.corpus_sha256, progress
         run._build(ByteTokenizer.from_state(saved.tokenizer))
@@ -282,8 +311,7 @@ class Run:
         for name, position in saved.streams.items():
             run.streams[name] = Stream(run.config.run.seed, name, position)
         if text is not None:
-            run.corpus = run._read(text, run.tokenizer)
-            run.text()  # refuses another text
+            run.corpus = run.workers.each(lambda: run._read_again(text))
         return run
 
 

@@ -1,6 +1,8 @@
 """`train` trains a config in a run folder; `demo` shows in a minute what minigen is about."""
 
+import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,21 +27,43 @@ from minigen.errors import MinigenError
 if TYPE_CHECKING:
     from minigen.folder import RunFolder
     from minigen.run import Run, StepRecord
+    from minigen.workers import Workers
 
 
 @contextmanager
-def _deferred_interrupts() -> Iterator[list[int]]:
-    """Collect Ctrl-C and SIGTERM, so that no step is left half done; a second one stops at once."""
-    received: list[int] = []
+def one_voice() -> Iterator["Workers"]:
+    """Join the workers that mpiexec started, if any; the first of them speaks for all.
 
-    def defer(number: int, _frame: FrameType | None) -> None:
-        if received:
+    A worker that fails alone speaks for itself, and ends those that wait for it.
+    """
+    from minigen.workers import from_mpiexec
+
+    workers = from_mpiexec()
+    stderr = sys.stderr
+    if workers.rank > 0:  # for good: what is said at the exit is the first one's to say, too
+        sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    try:
+        yield workers
+    except BaseException as error:
+        if not workers.fail_together():
+            told = str(error) or type(error).__name__
+            print(f"Error: worker {workers.rank} of {workers.size}: {told}", file=stderr)
+            workers.abort(1)
+        raise
+
+
+@contextmanager
+def deferred_interrupts(workers: "Workers") -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM wait for the end of a step, unless they come twice."""
+
+    def defer(_number: int, _frame: FrameType | None) -> None:
+        if workers.asked_to_stop:
             raise KeyboardInterrupt
-        received.append(number)
+        workers.asked_to_stop = True
 
     old = {number: signal.signal(number, defer) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield received
+        yield
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
@@ -81,7 +105,7 @@ def follow(
     batch_size = run.config.training.batch_size
     start, first = time.perf_counter(), run.step
     with (
-        _deferred_interrupts() as interrupts,
+        deferred_interrupts(run.workers),
         tqdm(
             total=run.config.training.steps,
             initial=first,
@@ -94,7 +118,7 @@ def follow(
             rate = (record.step - first) * batch_size / (time.perf_counter() - start)
             bar.set_postfix_str(f"loss {record.loss:.3f}, {rate:,.0f} tokens/s", refresh=False)
             show(record)
-            if interrupts:
+            if run.workers.is_stopping():
                 return False
     return True
 
@@ -140,25 +164,31 @@ def train(
     from minigen.folder import CONFIG, RunFolder, require_empty
     from minigen.run import Run
 
-    with reading_progress(progress) as reading:
-        if resume:
-            if not (path / CONFIG).is_file():
-                raise MinigenError(f"{path} holds no run to resume: train without --resume")
-            loaded = Config.load(path / CONFIG, changes)
-            folder = RunFolder.resume(path, loaded, progress=reading)
-        else:
+    def load() -> Config:
+        if not resume:
             require_empty(path)
-            loaded = Config.load(config or "fables", changes)
-            folder = RunFolder.create(path, Run(loaded, progress=reading))
-    run = folder.run
-    if run.step == run.config.training.steps:
-        note(f"nothing left to do: all {run.step} steps are done")
-    elif not _train(folder, progress):
-        return _interrupted(folder)
-    if report:
-        _write_report(path)
-    click.echo(f"trained {run.step} steps: {folder.latest}")
-    click.echo(f"fingerprint {run.fingerprint}")
+            return Config.load(config or "fables", changes)
+        if not (path / CONFIG).is_file():
+            raise MinigenError(f"{path} holds no run to resume: train without --resume")
+        return Config.load(path / CONFIG, changes)
+
+    with one_voice() as workers:
+        with reading_progress(progress) as reading:
+            loaded = workers.from_first(load)
+            if resume:
+                folder = RunFolder.resume(path, loaded, progress=reading, workers=workers)
+            else:
+                run = Run(loaded, progress=reading, workers=workers)
+                folder = RunFolder.create(path, run)
+        run = folder.run
+        if run.step == run.config.training.steps:
+            note(f"nothing left to do: all {run.step} steps are done")
+        elif not _train(folder, progress):
+            return _interrupted(folder)
+        if report:
+            workers.from_first(lambda: _write_report(path))
+        click.echo(f"trained {run.step} steps: {folder.latest}")
+        click.echo(f"fingerprint {run.fingerprint}")
     return 0
 
 
