@@ -141,7 +141,7 @@ class _SamplingTable(_Table):
 
     every: Count
     prompt: Text
-    max_new_tokens: Count
+    max_new_tokens: Size
 
     @field_validator("*")
     @classmethod
