@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL = $(PYTHON) -m pip --python $(BIN)/python install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-slow check bench clean
+.PHONY: demo test test-slow test-browser screenshot check bench clean
 
 demo: .venv/installed
 	$(BIN)/minigen demo
@@ -13,6 +13,13 @@ test: .venv/installed-dev
 
 test-slow: .venv/installed-dev
 	$(BIN)/python -m pytest -m slow
+
+# The report in a real browser: Debian's chromium, which no pip can bring.
+test-browser: .venv/installed-browser
+	$(BIN)/python -m pytest tests/browser/in_chromium.py
+
+screenshot: .venv/installed-browser
+	$(BIN)/python docs/screenshot.py
 
 check: .venv/installed-dev
 	$(BIN)/ruff check .
@@ -30,4 +37,9 @@ clean:
 
 .venv/installed-dev: .venv/installed
 	$(INSTALL) -e '.[dev]'
+	touch $@
+
+.venv/installed-browser: .venv/installed-dev
+	@command -v chromium >/dev/null || { echo "chromium is missing: apt-get install chromium" >&2; exit 1; }
+	$(INSTALL) 'playwright>=1.50'
 	touch $@

@@ -166,14 +166,15 @@ def _loss(facts: Facts) -> dict[str, Any] | None:
     from minigen.report import charts
 
     V = facts.tokenizer.vocab_size
-    training = facts.corpus.training if facts.corpus else None
+    text = facts.corpus
+    training, validation = (text.training, text.validation) if text else (None, None)
     lines = {"ln V: no knowledge": float(log(float(V)))}
     if training is not None:
         known = baselines(training, V)
         lines["unigram entropy"] = known["unigram"]
         lines["bigram entropy"] = known["bigram"]
     measured = [line for line in facts.metrics if "validation_loss" in line]
-    rows = [
+    rows: list[Line] = [
         {key: round(line[key], 5) for key in ("step", "loss", "validation_loss") if key in line}
         for line in _thinned(facts.metrics)
     ]
@@ -183,7 +184,7 @@ def _loss(facts: Facts) -> dict[str, Any] | None:
         "lines": lines,
         "units": {
             "training_unit": _bits_per_nat(training, V),
-            "validation_unit": _bits_per_nat(facts.corpus and facts.corpus.validation, V),
+            "validation_unit": _bits_per_nat(validation, V),
         },
         "last": {"step": facts.metrics[-1]["step"], "loss": facts.metrics[-1]["loss"]},
         "validation": measured[-1] if measured else None,
@@ -259,7 +260,7 @@ def _kind(data: bytes, token: int) -> str:
     if token >= BYTE_VOCABULARY:
         return merge
     character = data.decode("latin-1")
-    if not 0x20 <= token < 0x7F:
+    if not (0x20 <= token < 0x7F or character in "\n\t"):
         return other
     if character.isalpha():
         return vowel if character.lower() in "aeiou" else consonant
@@ -289,6 +290,7 @@ def _embedding(facts: Facts) -> dict[str, Any]:
     return {
         "chart": charts.embedding(rows),
         "kinds": list(charts.KINDS),
+        "occurring": sorted({row["kind"] for row in rows}),
         "tokens": len(tokens),
         "shares": [round(share, 4) for share in shares],
     }

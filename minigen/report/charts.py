@@ -4,6 +4,7 @@ Colours are the page's own (CSS variables), so that the charts follow its light 
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import altair as alt
@@ -12,17 +13,21 @@ import vl_convert
 Spec = dict[str, Any]
 Rows = Sequence[Mapping[str, Any]]
 
-VERSION = ".".join(alt.SCHEMA_VERSION.split(".")[:2])
-KINDS = ("vowel", "consonant", "digit", "punctuation", "other byte", "learned merge")
+VERSION = vl_convert.get_vegalite_versions()[-1]  # of Vega-Lite, and so of Vega
+KINDS = ("vowel", "consonant", "digit", "punctuation or space", "other byte", "learned merge")
 _KIND_COLORS = [f"var(--kind-{number})" for number in range(len(KINDS))]
 
 
+@cache
 def library() -> str:
     """Return the JavaScript that draws the charts: Vega behind the global ``vegaEmbed``."""
-    bundle: str = vl_convert.javascript_bundle(
-        "window.vegaEmbed = vegaEmbed;", vl_version=VERSION
-    )
+    bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VERSION)
     return bundle
+
+
+def _over(values: Rows) -> Any:
+    data = alt.Data(values=[dict(row) for row in values])  # type: ignore[no-untyped-call]
+    return alt.Chart(data)
 
 
 def _compiled(chart: Any, height: int) -> Spec:
@@ -41,7 +46,7 @@ def _compiled(chart: Any, height: int) -> Spec:
             titleFontWeight="normal",
         )
     )
-    spec: Spec = vl_convert.vegalite_to_vega(chart.to_dict(), vl_version=VERSION)
+    spec: Spec = vl_convert.vegalite_to_vega(chart.to_dict(validate=False), vl_version=VERSION)
     return spec
 
 
@@ -53,8 +58,7 @@ def _steps(steps: int, **options: Any) -> Any:
 def _losses(rows: Rows, field: str, factor: str) -> Any:
     """Chart of one loss over steps; the page's signal ``factor`` turns nats into its unit."""
     values = [{"step": row["step"], "loss": row[field]} for row in rows if field in row]
-    data = alt.Data(values=values)
-    return alt.Chart(data).transform_calculate(shown=f"datum.loss * {factor}")
+    return _over(values).transform_calculate(shown=f"datum.loss * {factor}")
 
 
 def loss(rows: Rows, steps: int, lines: Mapping[str, float]) -> Spec:
@@ -64,7 +68,7 @@ def loss(rows: Rows, steps: int, lines: Mapping[str, float]) -> Spec:
     """
     y = alt.Y("shown:Q", title=None, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=6))
     training = _losses(rows, "loss", "training_unit")
-    every = max(1, len(rows) // 60)
+    every = max(1, len(rows) // 120)
     batches = training.mark_line(color="var(--training)", opacity=0.3, strokeWidth=1, aria=False)
     smooth = training.transform_window(mean="mean(shown)", frame=[-every, every], sort=[])
     smooth = smooth.mark_line(color="var(--training)", strokeWidth=2, aria=False)
@@ -74,20 +78,21 @@ def loss(rows: Rows, steps: int, lines: Mapping[str, float]) -> Spec:
         strokeWidth=2,
         point=alt.OverlayMarkDef(size=44, fill="var(--paper)", stroke="var(--validation)"),
     )
-    known = alt.Chart(
-        alt.Data(values=[{"name": name, "loss": nats} for name, nats in lines.items()])
-    ).transform_calculate(shown="datum.loss * training_unit")
+    known = _over([{"name": name, "loss": nats} for name, nats in lines.items()])
+    known = known.transform_calculate(shown="datum.loss * training_unit")
     rules = known.mark_rule(color="var(--muted)", strokeDash=[4, 4], aria=False).encode(y=y)
-    names = known.mark_text(
-        color="var(--muted)", align="right", baseline="bottom", dx=-2, dy=-3, fontSize=12
-    ).encode(x=alt.value("width"), y=y, text="name:N")
+    label: Spec = {"align": "right", "baseline": "bottom", "dx": -2, "dy": -3, "fontSize": 12}
+    halo = known.mark_text(**label, fill="var(--paper)", stroke="var(--paper)", strokeWidth=5)
+    names = known.mark_text(**label, color="var(--muted)")
+    place = {"x": alt.value("width"), "y": y, "text": "name:N"}
     tooltip = [alt.Tooltip("step:Q"), alt.Tooltip("shown:Q", title="loss", format=".4f")]
     chart = alt.layer(
         rules,
         batches.encode(x=_steps(steps, grid=False), y=y),
         smooth.encode(x=_steps(steps, grid=False), y=alt.Y("mean:Q", title=None)),
         curve.encode(x=_steps(steps, grid=False), y=y, tooltip=tooltip),
-        names,
+        halo.encode(**place),
+        names.encode(**place),
     )
     units = [alt.param(name=f"{part}_unit", value=1) for part in ("training", "validation")]
     return _compiled(chart.add_params(*units), 360)
@@ -95,9 +100,17 @@ def loss(rows: Rows, steps: int, lines: Mapping[str, float]) -> Spec:
 
 def streams(rows: Rows, steps: int, lanes: Sequence[str]) -> Spec:
     """Bars from ``start`` to ``step`` where a stream drew words, a lane for each stream."""
+    color = alt.Color(
+        "stream:N",
+        legend=None,
+        scale=alt.Scale(
+            domain=["init", "optimizer", "inference"],
+            range=["var(--kind-3)", "var(--training)", "var(--validation)"],
+        ),
+    )
     chart = (
-        alt.Chart(alt.Data(values=list(rows)))
-        .mark_bar(height=14, minBandSize=3, stroke=None, aria=False)
+        _over(rows)
+        .mark_bar(height=14, strokeWidth=2, aria=False)  # the stroke shows single steps too
         .encode(
             x=alt.X(
                 "start:Q",
@@ -112,14 +125,8 @@ def streams(rows: Rows, steps: int, lanes: Sequence[str]) -> Spec:
                 scale=alt.Scale(domain=list(lanes)),
                 axis=alt.Axis(domain=False, ticks=False, labelLimit=150, grid=True),
             ),
-            color=alt.Color(
-                "stream:N",
-                legend=None,
-                scale=alt.Scale(
-                    domain=["init", "optimizer", "inference"],
-                    range=["var(--kind-3)", "var(--training)", "var(--validation)"],
-                ),
-            ),
+            color=color,
+            stroke=color,
             tooltip=[
                 alt.Tooltip("stream:N"),
                 alt.Tooltip("start:Q", title="after step"),
@@ -132,8 +139,8 @@ def streams(rows: Rows, steps: int, lanes: Sequence[str]) -> Spec:
 
 
 def embedding(rows: Rows) -> Spec:
-    """Tokens at their places in the plane, single bytes as text and learned merges as dots."""
-    base = alt.Chart(alt.Data(values=list(rows))).encode(
+    """Tokens at their places in the plane: characters as text; other bytes and merges as dots."""
+    base = _over(rows).encode(
         x=alt.X("x:Q", title="first direction", axis=alt.Axis(tickCount=6)),
         y=alt.Y("y:Q", title="second direction", axis=alt.Axis(tickCount=6)),
         color=alt.Color(
@@ -141,10 +148,9 @@ def embedding(rows: Rows) -> Spec:
         ),
         tooltip=[alt.Tooltip("token:N"), alt.Tooltip("id:Q"), alt.Tooltip("kind:N")],
     )
-    merges = base.transform_filter(f"datum.kind === '{KINDS[-1]}'").mark_circle(
-        size=26, opacity=0.55, aria=False
-    )
-    singles = base.transform_filter(f"datum.kind !== '{KINDS[-1]}'").mark_text(
+    is_letter = f"indexof({list(KINDS[:4])}, datum.kind) >= 0"
+    dots = base.transform_filter(f"!({is_letter})").mark_circle(size=26, opacity=0.55, aria=False)
+    letters = base.transform_filter(is_letter).mark_text(
         fontSize=15, fontWeight=600, font="ui-monospace, monospace", aria=False
     )
-    return _compiled(merges + singles.encode(text="token:N"), 480)
+    return _compiled(dots + letters.encode(text="token:N"), 480)

@@ -139,7 +139,7 @@ def occurring(tokens: Tokens, vocab_size: int) -> list[int]:
 
 
 def token_label(tokenizer: ByteTokenizer, token: int) -> str:
-    """Show a token: printable text as it is, space ␣, line end ⏎, tab ⇥, other bytes as \\xe2."""
+    """Show a token: printable text as it is but for ␣ ⏎ ⇥, other bytes in hexadecimal."""
     if token == END_OF_TEXT:
         return "<|endoftext|>"
     data = tokenizer.token_bytes(token)

@@ -61,7 +61,14 @@
 
   function checkSample() {
     const sample = data.repeatable;
-    if (!model || !sample) return;
+    if (!model || !data.samples.length) return;
+    if (!sample) {
+      const reason = data.policy
+        ? "The run’s latest checkpoint has no sample of its own to write again."
+        : "The run’s samples obey rules (penalties or further filters) that the twin does not know, so none was written again.";
+      check("unknown", reason);
+      return;
+    }
     const ids = tokenizer.encode(sample.prompt);
     const tokens = twin.generate(model, tokenizer, ids, data.policy, data.seed, sample.length, sample.position);
     const again = Array.from(tokens, (token) => token.id);
@@ -158,12 +165,22 @@
 
   function showCumulative(w, drawn, best, word) {
     const S = twin.sum(w);
-    const segments = Array.from(w, (weight, id) => [id, weight / S]).filter(([, p]) => p > 0);
+    const room = $("cumulative").clientWidth / 9; // characters
+    const segments = []; // [id, p]; the unlikely between two others share one, which has no id
+    w.forEach((weight, id) => {
+      const isShown = weight / S > 0.002 || id === drawn || id === best;
+      const previous = segments[segments.length - 1];
+      if (isShown) segments.push([id, weight / S]);
+      else if (previous && previous[0] === null) previous[1] += weight / S;
+      else if (weight) segments.push([null, weight / S]);
+    });
     const track = segments.map(([id, p]) => {
+      const label = id === null ? "unlikely tokens" : data.labels[id];
       const state = (id === drawn ? "drawn" : "") + (id === best ? " greedy" : "");
-      const segment = element("i", state.trim(), p > 0.025 ? data.labels[id] : "");
+      const isReadable = id !== null && label.length + 0.5 < p * room;
+      const segment = element("i", state.trim(), isReadable ? label : "");
       segment.style.width = `${100 * p}%`;
-      segment.title = `${data.labels[id]}: ${percent(p)}`;
+      segment.title = `${label}: ${percent(p)}`;
       return segment;
     });
     const parts = [element("div", "track", track)];
@@ -205,9 +222,9 @@
     const crosses = crossing(stages);
     const rows = shown.map((id) => {
       const [model, policy] = [first[id] / firstSum, last[id] / lastSum];
-      const bars = [element("div", "policy"), element("div", "model")];
-      bars[0].style.width = `${(100 * policy) / most}%`;
-      bars[1].style.width = `${(100 * model) / most}%`;
+      const bars = [element("div", "model"), element("div", "policy")];
+      bars[0].style.width = `${(100 * model) / most}%`;
+      bars[1].style.width = `${(100 * policy) / most}%`;
       const dropper = stages.find(([, w]) => w[id] === 0);
       const tags = [dropper ? `dropped by ${dropper[0]}` : "kept"];
       if (dropper && dropper[0] === "model") tags[0] = "too unlikely to be drawn";
@@ -235,7 +252,7 @@
           element("td", "measure", "", { "aria-hidden": "true" }),
           element("td", "number", mass(last, lastSum)),
           element("td", "number", mass(first, firstSum)),
-          element("td", "", `${count(kept)} of them kept`),
+          element("td", "", `${count(kept)} kept`),
         ]),
       );
     }
@@ -314,15 +331,17 @@
     const drawn = `${init}training ${count(streams.optimizer)} of “optimizer”, samples ${count(streams.inference)} of “inference”.`;
     draw("streams-chart", streams.chart, `Where each stream drew words: ${drawn}`);
     const agreement = streams.agree
-      ? `All ${count(streams.lines)} recorded positions of “optimizer” are step × ${count(data.batchSize)}, which is what a twin without samples draws: the same words, so the same batches and the same fingerprint.`
-      : "Recorded positions of “optimizer” are not step × batch size: samples, or something else, disturbed training.";
-    $("streams-words").textContent = `Measured: ${drawn} ${agreement} The twin’s lanes are computed, not measured: minigen prove trains one and compares.`;
+      ? `All ${count(streams.lines)} recorded positions of “optimizer” are step × ${count(data.batchSize)}: samples took no word from it.`
+      : "Recorded positions of “optimizer” are not step × batch size: something else drew from it.";
+    $("streams-words").textContent = `Measured: ${drawn} ${agreement} A twin that trains without samples draws step × ${count(data.batchSize)} too, by the design: the same words, the same batches, the same fingerprint. Its two lanes are computed, not measured; minigen demo and minigen prove train one and compare.`;
     check(streams.agree ? "right" : "wrong", agreement);
   }
 
   function showEmbedding() {
     const { chart, kinds, tokens: size, shares } = data.embedding;
+    const occurring = new Set(data.embedding.occurring);
     kinds.forEach((kind, number) => {
+      if (!occurring.has(kind)) return;
       const swatch = element("i");
       swatch.style.background = `var(--kind-${number})`;
       const item = element("li", "", [swatch, kind]);
@@ -330,7 +349,7 @@
     });
     draw("embedding-chart", chart, `${count(size)} tokens in two dimensions.`);
     const which = data.missing.corpus ? "printable and learned tokens" : "tokens that occur in the training text";
-    $("embedding-words").textContent = `${count(size)} ${which}; the two directions hold ${percent(shares[0])} and ${percent(shares[1])} of the variance. The axes are found with sums of integers, so this picture, too, is the same on every machine. ␣ is a space, ⏎ a line end; dots are learned merges (hover to read them).`;
+    $("embedding-words").textContent = `${count(size)} ${which}; the two directions hold ${percent(shares[0])} and ${percent(shares[1])} of the variance. The axes are found with sums of integers, so this picture, too, is the same on every machine. ␣ is a space, ⏎ a line end; dots are learned merges and bytes that are no letter by themselves (hover to read them).`;
   }
 
   function showReproduce() {

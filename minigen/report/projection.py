@@ -62,4 +62,5 @@ def _largest_direction(matrix: Floats, bits: int) -> Floats:
     column = column / largest
     squares, unit = round_to_grid(column * column, bits)
     direction: Floats = column / np.sqrt(exact_sum(squares) * unit)
-    return direction * np.sign(direction[int(np.argmax(np.abs(direction)))])
+    sign: Floats = np.sign(direction[int(np.argmax(np.abs(direction)))])
+    return direction * sign
