@@ -4,10 +4,9 @@ Here in numpy and scipy, as the readable reference; ``kernels_numba`` compiles t
 Nothing in them depends on order, so the two agree bit for bit and ``engine`` goes by speed alone.
 """
 
-import itertools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib import import_module
@@ -38,34 +37,39 @@ def engine() -> ModuleType:
 
 
 @cache
-def blas() -> Any:
-    """Return the BLAS libraries in use, to see and to set their number of threads."""
-    return ThreadpoolController().select(user_api="blas")
-
-
-@cache
-def pool() -> tuple[ThreadPoolExecutor, int]:
-    """Return the helping threads and their number, the caller included: what BLAS was allowed."""
-    threads = max((library["num_threads"] for library in blas().info()), default=1)
-    return ThreadPoolExecutor(max(1, threads - 1)), threads
+def resources() -> tuple[int, ThreadPoolExecutor, Any]:
+    """Return the number of threads (as many as BLAS was allowed), those that help, and BLAS."""
+    blas = ThreadpoolController().select(user_api="blas")
+    threads = max((library["num_threads"] for library in blas.info()), default=1)
+    return threads, ThreadPoolExecutor(max(1, threads - 1)), blas
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=pool.cache_clear)  # a forked process has no threads yet
+    os.register_at_fork(after_in_child=resources.cache_clear)  # a forked process has no threads
 
 
 def in_parallel(work: Callable[[slice], Any], size: int, weight: int = 1) -> list[Any]:
-    """[work(part), …] over equal parts of range(size), a thread each; an item is ``weight`` big.
+    """[work(part), …] over equal parts of range(size), a thread each; an item is ``weight`` big."""
+    threads, helpers, _ = resources()
+    parts = max(1, min(threads, size, size * weight // GRAIN))
+    slices = [slice(size * i // parts, size * (i + 1) // parts) for i in range(parts)]
+    others = [helpers.submit(work, part) for part in slices[1:]]
+    return [work(slices[0]), *(other.result() for other in others)]
+
+
+def multiply(work: Callable[..., None], items: Sequence[tuple[Any, ...]], size: int) -> None:
+    """work(*item) for all items, in parallel: matrix products of ``size`` multiplications in all.
 
     BLAS is held at one thread meanwhile: its own and ours would fight over the same cores.
     """
-    executor, threads = pool()
-    parts = max(1, min(threads, size, size * weight // GRAIN))
-    bounds = [size * i // parts for i in range(parts + 1)]
-    slices = [slice(*pair) for pair in itertools.pairwise(bounds)]
-    with blas().limit(limits=1):
-        others = [executor.submit(work, part) for part in slices[1:]]
-        return [work(slices[0]), *(other.result() for other in others)]
+
+    def products(part: slice) -> None:
+        for item in items[part]:
+            work(*item)
+
+    _, _, blas = resources()
+    with blas.limit(limits=1):
+        in_parallel(products, len(items), size // len(items) // 16)
 
 
 def blocks(part: slice, row_size: int = 1, block_size: int = _BLOCK) -> Iterator[slice]:

@@ -65,17 +65,15 @@ def _largest(row, scratch):
 @_loop
 def _gradients(table, unit, bias, scale, powers, span, slots, targets, d, gap, S):
     """Fill each row of d with its prediction's gradient; gap and S are what the loss needs."""
-    K, V = slots.shape[1], len(bias)
+    V = len(bias)
     steps = np.empty(V, np.int32)
     lookup = steps.view(np.uint32)  # spares the test for negative indices
     scratch = np.empty(1, np.int64)
     for n in range(len(d)):
         row = d[n]
         row[:] = table[slots[n, 0]]
-        for k in range(1, K):
-            addend = table[slots[n, k]]
-            for i in range(V):
-                row[i] += addend[i]
+        for slot in slots[n, 1:]:
+            row += table[slot]
         for i in range(V):
             row[i] = row[i] * unit + bias[i]
         best = _largest(row, scratch)
@@ -101,11 +99,10 @@ def _gradients(table, unit, bias, scale, powers, span, slots, targets, d, gap, S
 def _scatter(d, slots, dT, start, stop):
     """Add each row of d to its K rows of dT, in the columns from start to stop."""
     for n in range(len(d)):
-        row = d[n]
-        for k in range(slots.shape[1]):
-            total = dT[slots[n, k]]
-            for i in range(start, stop):
-                total[i] += row[i]
+        row = d[n, start:stop]
+        for slot in slots[n]:
+            total = dT[slot, start:stop]
+            total += row
 
 
 @_loop

@@ -4,8 +4,8 @@ It is linear in one-hot contexts: z = X·T + b, where row (v, k) of the table T 
 One table a step replaces N products; in generation it is the cache of what was read so far.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
 import numpy as np
@@ -25,8 +25,6 @@ from minigen.head import LOSS_UNIT, gradient_scale
 from minigen.streams import Stream
 
 Integers = NDArray[np.int64]
-
-_FLOPS = 16  # multiplications of a product that take as long as an element of a loop
 
 
 @dataclass(frozen=True)
@@ -164,7 +162,7 @@ class Model:
 
         ``step_size`` is the number of predictions of the whole step, of which these may be a part.
         """
-        from minigen.kernels import engine, in_parallel  # imports scipy; generation does without
+        from minigen.kernels import engine, multiply  # imports scipy, which generation does without
 
         V, K, b = self.vocab_size, self.context_length, self.parameters["b"]
         for tokens in (contexts, targets):
@@ -181,23 +179,20 @@ class Model:
         E, E_unit, W, W_unit = self.grids()
         table = np.empty((len(rows), V))
 
-        def products(positions: slice) -> None:
-            for k, part, tokens in self._by_position(rows, positions):
-                exact_matmul(E[tokens], W[:, k], out=table[part])
+        def products(k: int, part: slice, tokens: Integers) -> None:
+            exact_matmul(E[tokens], W[:, k], out=table[part])
 
-        in_parallel(products, K, E.shape[1] * table.size // K // _FLOPS)
+        multiply(products, self._positions(rows), E.shape[1] * table.size)
         scale = gradient_scale(step_size)
         dT, loss = engine().statistics(table, E_unit * W_unit, b, slots, targets, scale)
         return Statistics(rows, dT, loss, len(targets), step_size)
 
-    def _by_position(
-        self, rows: Integers, positions: slice
-    ) -> Iterator[tuple[int, slice, Integers]]:
-        """(k, where the rows of position k stand, their tokens) for some positions."""
-        bounds = np.searchsorted(rows, self.vocab_size * np.arange(self.context_length + 1))
-        for k in range(positions.start, positions.stop):
-            part = slice(bounds[k], bounds[k + 1])
-            yield k, part, rows[part] - k * self.vocab_size
+    def _positions(self, rows: Integers) -> list[tuple[int, slice, Integers]]:
+        """Cut sorted rows by position: (k, where those of position k stand, their tokens)."""
+        V, K = self.vocab_size, self.context_length
+        bounds = np.searchsorted(rows, V * np.arange(K + 1)).tolist()
+        parts = [slice(*pair) for pair in pairwise(bounds)]
+        return [(k, part, rows[part] - V * k) for k, part in enumerate(parts)]
 
     def gradient(self, statistics: Statistics) -> Floats:
         """Gradient of the step's mean loss, flat like ``flat``; ``views`` names its parts.
@@ -205,27 +200,25 @@ class Model:
         dW = Eᵀ·dT and dE = dT·Wᵀ at each position, the latter added in order of k; db = Σ dT over
         one position. dT is rounded once to its grid.
         """
-        from minigen.kernels import in_parallel
+        from minigen.kernels import in_parallel, multiply
 
         E, E_unit, W, W_unit = self.grids()
-        rows, dT = statistics.rows, statistics.dT
-        D, K = self.embedding_dim, self.context_length
+        dT, positions = statistics.dT, self._positions(statistics.rows)
         per_prediction = 1.0 / gradient_scale(statistics.step_size) / statistics.step_size
         largest = max(in_parallel(lambda part: largest_magnitude(dT[part]), *dT.shape))
         unit = grid_unit(largest, self.bits)
         gradient = np.zeros_like(self.flat)
         dE, dW, db = self.views(gradient).values()
-        terms = np.empty((len(rows), D))  # of dE
+        terms = np.empty((len(dT), self.embedding_dim))  # of dE
 
-        def products(positions: slice) -> None:
-            for k, part, tokens in self._by_position(rows, positions):
-                integers, _ = round_to_grid(dT[part], self.bits, unit=unit)
-                exact_matmul(E[tokens].T, integers, out=dW[:, k])
-                exact_matmul(integers, W[:, k].T, out=terms[part])
-                dW[:, k] *= E_unit * unit * per_prediction
+        def products(k: int, part: slice, tokens: Integers) -> None:
+            integers, _ = round_to_grid(dT[part], self.bits, unit=unit)
+            exact_matmul(E[tokens].T, integers, out=dW[:, k])
+            exact_matmul(integers, W[:, k].T, out=terms[part])
+            dW[:, k] *= E_unit * unit * per_prediction
 
-        in_parallel(products, K, 2 * D * dT.size // K // _FLOPS)
-        for _, part, tokens in self._by_position(rows, slice(0, K)):
+        multiply(products, positions, 2 * self.embedding_dim * dT.size)
+        for _, part, tokens in positions:
             dE[tokens] += terms[part]
         dE *= W_unit * unit * per_prediction
         db[...] = exact_sum(dT[part], axis=0) * per_prediction

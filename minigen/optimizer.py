@@ -97,8 +97,9 @@ class Optimizer:
         if step <= self.warmup_steps:
             return self.peak_learning_rate * (step / self.warmup_steps)
         t = (step - 1 - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps)
-        factor = {"constant": 1.0, "linear": 1.0 - t, "cosine": 0.5 + 0.5 * float(cos(_PI * t))}
-        return self.peak_learning_rate * factor[self.decay]
+        if self.decay == "cosine":
+            return self.peak_learning_rate * (0.5 + 0.5 * float(cos(_PI * t)))
+        return self.peak_learning_rate * {"constant": 1.0, "linear": 1.0 - t}[self.decay]
 
     def update(self, parameters: Floats, gradient: Floats) -> float:
         """Take one step in place on flat parameters (P,); returns its learning rate.

@@ -56,8 +56,8 @@ def threads(monkeypatch):
     """Set the number of threads, and let every loop be shared out, however small."""
 
     def set_to(number: int) -> None:
-        pool, _ = kernels.pool()
-        monkeypatch.setattr(kernels, "pool", lambda: (pool, number))
+        _, helpers, blas = kernels.resources()
+        monkeypatch.setattr(kernels, "resources", lambda: (number, helpers, blas))
         monkeypatch.setattr(kernels, "GRAIN", 1)
 
     return set_to
