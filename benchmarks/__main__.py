@@ -1,0 +1,29 @@
+"""Run the benchmarks, print their tables and write ``benchmarks/results.md``."""
+
+import argparse
+from importlib import import_module
+from pathlib import Path
+
+from benchmarks.harness import machine
+from minigen.corpus import FABLES
+
+SECTIONS = ["training", "generation", "growth", "files"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("sections", nargs="*", default=SECTIONS, help="default: all")
+    parser.add_argument("--text", type=Path, default=FABLES, help="default: the embedded text")
+    options = parser.parse_args()
+    tables = []
+    for name in options.sections:
+        tables += import_module(f"benchmarks.{name}").run(options.text.read_bytes())
+    remarks = (Path(__file__).parent / "remarks.md").read_text(encoding="utf-8")
+    page = f"# Measured\n\n{machine()}\n\n" + "\n".join(map(str, tables)) + "\n" + remarks
+    print(page)
+    if options.sections == SECTIONS:
+        (Path(__file__).parent / "results.md").write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

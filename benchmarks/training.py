@@ -1,0 +1,137 @@
+"""Training: a step against PyTorch's and JAX's on the same batches, and against its bare parts."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from benchmarks import peers
+from benchmarks.harness import Table, rounds
+from minigen import corpus
+from minigen.arithmetic import exact_matmul
+from minigen.kernels import one_hot_contexts
+from minigen.model import Model
+from minigen.optimizer import Optimizer
+from minigen.streams import Stream
+
+SHAPES = [  # N, K, D, V
+    (64, 8, 32, 257),
+    (256, 8, 64, 257),
+    (1024, 8, 64, 257),
+    (4096, 8, 64, 257),
+    (16384, 8, 64, 257),
+    (1024, 16, 64, 512),
+    (4096, 8, 64, 1024),
+]
+OPTIMIZER = {
+    "total_steps": 1,
+    "name": "adamw",
+    "learning_rate": peers.LEARNING_RATE,
+    "betas": peers.BETAS,
+    "momentum": 0.0,
+    "weight_decay": peers.WEIGHT_DECAY,
+    "gradient_clip": 0.0,
+    "warmup_steps": 0,
+    "decay": "constant",
+}
+Batches = list[tuple[np.ndarray, np.ndarray]]
+
+
+def draw_batches(text: bytes, N: int, K: int, V: int, count: int = 8) -> Batches:
+    """Contexts (N, K) and targets (N,) from a text, as training draws them."""
+    tokens = corpus.from_memory(
+        text, documents="file", validation_fraction=0.0, vocab_size=V, tokenizer=None, progress=None
+    ).training
+    stream = Stream(0, "optimizer")
+    draws = [stream.integers(N, len(tokens)) for _ in range(count)]
+    return [tokens.contexts_and_targets(indices, K) for indices in draws]
+
+
+def new_model(shape: tuple[int, ...]) -> tuple[Model, Optimizer]:
+    model = Model(*shape)
+    model.initialize(Stream(0, "init"))
+    return model, Optimizer(model.flat.size, **OPTIMIZER)
+
+
+def minigen_step(shape: tuple[int, ...], batches: Batches) -> Callable[[], float]:
+    model, optimizer = new_model(shape)
+    data = list(batches)
+
+    def step() -> float:
+        data.append(data.pop(0))
+        statistics = model.statistics(*data[0], len(data[0][1]))
+        optimizer.update(model.flat, model.gradient(statistics))
+        model.changed()
+        return statistics.mean_loss
+
+    return step
+
+
+def bare_parts(shape: tuple[int, ...], batches: Batches) -> dict[str, Callable[[], object]]:
+    """What a step cannot do without, each alone: the limit that it is held against."""
+    (V, K, D), (contexts, targets) = shape, batches[0]
+    rows, slots = np.unique(contexts + V * np.arange(K), return_inverse=True)
+    model, optimizer = new_model(shape)
+    flat, moments = model.flat, list(optimizer.moments.values())
+    E, W = model.parameters["E"], model.parameters["W"]
+    tokens = [rows[rows // V == k] % V for k in range(K)]
+    T, d = np.ones((len(rows), V)), np.ones((len(targets), V))
+    dT, dW = [np.ones((len(x), V)) for x in tokens], np.empty_like(W)
+    X = one_hot_contexts(slots.reshape(contexts.shape), len(rows))
+
+    def products() -> None:
+        for k in range(K):
+            exact_matmul(E[tokens[k]], W[:, k])
+            exact_matmul(E[tokens[k]].T, dT[k], out=dW[:, k])
+            exact_matmul(dT[k], W[:, k].T)
+
+    def traffic() -> None:
+        for array in (flat, *moments):
+            np.add(array, flat, out=array)
+
+    return {
+        "X·T": lambda: X @ T,
+        "Xᵀ·d": lambda: X.T @ d,
+        "products": products,
+        "exp": lambda: np.exp(d),
+        "traffic": traffic,
+    }
+
+
+def run(text: bytes) -> list[Table]:
+    against_peers = Table(
+        "A training step",
+        [
+            "N",
+            "K",
+            "D",
+            "V",
+            "minigen, ms",
+            "PyTorch",
+            "PyTorch compiled",
+            "JAX",
+            "faster peer ÷ minigen",
+        ],
+    )
+    against_limit = Table(
+        "A training step against its bare parts",
+        ["N", "K", "D", "V", "step, ms", "X·T", "Xᵀ·d", "products", "exp", "traffic", "step ÷ sum"],
+    )
+    for N, K, D, V in SHAPES:
+        shape, batches = (V, K, D), draw_batches(text, N, K, V)
+        times = rounds(
+            {
+                "minigen": minigen_step(shape, batches),
+                "torch": peers.torch_step(shape, batches, compiled=False),
+                "torch compiled": peers.torch_step(shape, batches, compiled=True),
+                "jax": peers.jax_step(shape, batches),
+            }
+        )
+        names = list(times.seconds)
+        ratio = times.ratio(times.fastest(*names[1:]), "minigen")
+        against_peers.add(N, K, D, V, *(times[name] * 1e3 for name in names), ratio)
+        parts = bare_parts(shape, batches)
+        times = rounds({"minigen": minigen_step(shape, batches), **parts})
+        total = sum(times[name] for name in parts)
+        milliseconds = [times[name] * 1e3 for name in times.seconds]
+        against_limit.add(N, K, D, V, *milliseconds, f"{times['minigen'] / total:.2f}")
+    return [against_peers, against_limit]
