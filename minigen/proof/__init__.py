@@ -1,0 +1,48 @@
+"""The proof: experiments on the claim "one config, one fingerprint", each with a control.
+
+A control is the same comparison on a set-up that is known to break the claim; where it is not
+caught, the experiment is worth nothing.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from minigen.config import Config
+from minigen.corpus import Progress
+from minigen.proof import experiments
+from minigen.proof.environments import environment
+from minigen.proof.laboratory import Claim as Claim
+from minigen.proof.laboratory import Control as Control
+from minigen.proof.laboratory import Laboratory
+
+Experiment = Callable[[Laboratory], Claim]
+
+EXPERIMENTS: tuple[Experiment, ...] = (
+    experiments.sampling,
+    experiments.evaluation,
+    experiments.resume,
+    experiments.decoding,
+    experiments.replay,
+    experiments.incremental,
+    experiments.micro_batches,
+    environment,
+)
+
+
+def prove(config: Config, *, progress: Progress | None = None) -> Iterator[Claim]:
+    """Run every experiment on a config and its text; yield each claim once it is decided.
+
+    ``progress`` follows the reading of the text. Raises MinigenError where the text cannot be read
+    or the config does not train.
+    """
+    with tempfile.TemporaryDirectory(prefix="minigen-") as folder:
+        laboratory = Laboratory(config, Path(folder), progress)
+        for experiment in EXPERIMENTS:
+            yield experiment(laboratory)
+
+
+def proven(claims: Sequence[Claim]) -> bool:
+    """Whether every claim that could be tested holds, and every control of these was caught."""
+    tested = [claim for claim in claims if claim.holds is not None]
+    return all(claim.holds and claim.control.caught for claim in tested)

@@ -1,0 +1,157 @@
+"""The environment experiment: one run in sub-processes that compute with other machine code."""
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from minigen.config import Config
+from minigen.proof.floats import with_floats
+from minigen.proof.laboratory import Claim, Control, Laboratory
+from minigen.run import Run
+
+_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS",
+            "VECLIB_MAXIMUM_THREADS", "NUMBA_NUM_THREADS")  # fmt: skip
+_OURS = (*_THREADS, "OPENBLAS_CORETYPE", "OPENBLAS_VERBOSE", "NPY_DISABLE_CPU_FEATURES")
+_LIMIT = 600  # seconds, after which a sub-process counts as hung
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Variables that a sub-process starts with, and whether it may use numba."""
+
+    name: str
+    variables: dict[str, str]
+    numba: bool = True
+
+
+def threads(count: int) -> dict[str, str]:
+    """Return the variables that allow so many threads."""
+    return dict.fromkeys(_THREADS, str(count))
+
+
+def simd_features() -> list[str]:
+    """Return the names that numpy's SIMD code beyond its baseline has on this machine.
+
+    They differ between versions of numpy, so it is asked itself.
+    """
+    from numpy._core import _multiarray_umath as umath  # type: ignore[attr-defined]
+
+    return [name for name in umath.__cpu_dispatch__ if umath.__cpu_features__.get(name)]
+
+
+def environments() -> list[Environment]:
+    """Return what this machine may offer; a kernel that the BLAS does not have changes nothing."""
+    simd = simd_features()
+    wide = [name for name in simd if "512" in name or name == "X86_V4"]
+    variables: dict[str, dict[str, str]] = {
+        "1 thread": {},
+        "2 threads": threads(2),
+        "BLAS kernel Haswell": {"OPENBLAS_CORETYPE": "Haswell"},
+        "BLAS kernel Prescott": {"OPENBLAS_CORETYPE": "Prescott"},
+    }
+    if wide:
+        variables["numpy without AVX-512"] = {"NPY_DISABLE_CPU_FEATURES": " ".join(wide)}
+    if simd:
+        variables["numpy at its baseline"] = {"NPY_DISABLE_CPU_FEATURES": " ".join(simd)}
+    return [
+        *(Environment(name, changed) for name, changed in variables.items()),
+        Environment("without numba", {}, numba=False),
+    ]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a sub-process reported, or why it reported nothing."""
+
+    fingerprint: str = ""
+    float_fingerprint: str = ""
+    kernel: str = ""
+    failure: str = ""
+    unavailable: bool = False
+
+
+def train_in(environment: Environment, config_path: Path) -> Outcome:
+    """Train a config, and its twin in plain floats, in a sub-process."""
+    code = "from minigen.proof.environments import report; report()"
+    if not environment.numba:
+        code = f"import sys; sys.modules['numba'] = None; {code}"
+    variables = {name: value for name, value in os.environ.items() if name not in _OURS}
+    package = str(Path(__file__).parents[2])
+    variables |= {"PYTHONPATH": os.pathsep.join([package, *sys.path[1:]])}
+    variables |= threads(1) | environment.variables
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, str(config_path)],
+        env=variables,
+        capture_output=True,
+        timeout=_LIMIT,
+        check=False,
+    )
+    if done.returncode < 0:  # killed by a signal: machine code that this processor does not have
+        return Outcome(failure=f"signal {-done.returncode}", unavailable=True)
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        return Outcome(failure=lines[-1] if lines else f"exit status {done.returncode}")
+    return Outcome(**json.loads(done.stdout))
+
+
+def report() -> None:
+    """Train the config of the command line, exactly and in floats; print what came of it."""
+    from minigen.kernels import resources
+
+    config = Config.load(Path(sys.argv[1]))
+    run, floats = Run(config), Run(config)
+    with_floats(floats)
+    run.train()
+    floats.train()
+    kernels = {
+        f"{library['internal_api']} {library.get('architecture', '')}".strip()
+        for library in resources()[2].info()
+    }
+    facts = {
+        "fingerprint": run.fingerprint,
+        "float_fingerprint": floats.fingerprint,
+        "kernel": " + ".join(sorted(kernels)),
+    }
+    print(json.dumps(facts))
+
+
+def environment(lab: Laboratory) -> Claim:
+    """One config gives one fingerprint, whatever the machine computes with."""
+    path = lab.folder / "environment.toml"
+    path.write_text(lab.config.to_toml(), encoding="utf-8")
+    offered = environments()
+    with ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
+        outcomes = list(pool.map(lambda one: train_in(one, path), offered))
+    run = lab.run()
+    lab.train(run)
+    return judge(run.fingerprint, {e.name: o for e, o in zip(offered, outcomes, strict=True)})
+
+
+def judge(fingerprint: str, outcomes: dict[str, Outcome]) -> Claim:
+    """Compare fingerprints with the one of this process: environment → outcome."""
+    tried = {name: outcome for name, outcome in outcomes.items() if not outcome.unavailable}
+    wrong = [
+        f"{name}: {outcome.failure or 'fingerprint ' + outcome.fingerprint[:12]}"
+        for name, outcome in tried.items()
+        if outcome.fingerprint != fingerprint
+    ]
+    kernels = {outcome.kernel for outcome in tried.values()} - {""}
+    floats = {outcome.float_fingerprint for outcome in tried.values()} - {""}
+    control = Control(
+        f"the same model in plain float64: {len(floats)} fingerprints", len(floats) > 1
+    )
+    listed = ", ".join(tried)
+    if wrong:
+        return Claim("environment", False, f"not {fingerprint[:12]} {'; '.join(wrong)}", control)
+    if len(kernels) < 2 and not control.caught:
+        evidence = f"not tested here: one BLAS kernel ({', '.join(kernels)}); {listed} agree"
+        return Claim("environment", None, evidence, control)
+    evidence = (
+        f"{len(tried)} sub-processes ({listed}; {', '.join(sorted(kernels))}): "
+        f"one fingerprint, {fingerprint[:12]}…"
+    )
+    return Claim("environment", True, evidence, control)

@@ -1,0 +1,167 @@
+"""The laboratory: a config cut down to a few steps, its text read once, and runs to compare."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from minigen.config import Config
+from minigen.corpus import Progress, Tokens
+from minigen.errors import MinigenError
+from minigen.run import Run
+from minigen.streams import Stream
+
+FEWEST_STEPS, MOST_STEPS = 4, 40  # that an experiment trains
+TOKENS = 8  # of each text that an experiment asks for
+_EVALUATED = 2048  # predictions
+
+
+@dataclass(frozen=True)
+class Control:
+    """The same comparison on a set-up that is known to break the claim, which must be caught."""
+
+    description: str
+    caught: bool
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What an experiment showed; ``holds`` is None where it could not be tested here."""
+
+    name: str
+    holds: bool | None
+    evidence: str
+    control: Control
+
+
+class Step(NamedTuple):
+    """What one step of a run was: compared bit by bit."""
+
+    positions: int
+    batches: bytes
+    losses: str
+    weights: str
+    texts: list[int] | None
+
+
+def difference(
+    a: Sequence[Step],
+    b: Sequence[Step],
+    fields: Sequence[str] = ("positions", "batches", "losses", "weights"),
+    first_step: int = 1,
+) -> str:
+    """Say what differs first, at which step; an empty text where nothing does."""
+    for step, (one, other) in enumerate(zip(a, b, strict=True), start=first_step):
+        differing = [name for name in fields if getattr(one, name) != getattr(other, name)]
+        if differing:
+            return f"other {', '.join(differing)} from step {step} on"
+    return ""
+
+
+class _Observed(Stream):
+    """A stream that keeps what batches were drawn from it."""
+
+    batches = b""
+
+    def integers(self, n: int, below: int) -> Any:
+        drawn = super().integers(n, below)
+        self.batches = drawn.tobytes()
+        return drawn
+
+
+class Laboratory:
+    """Runs of one config and text that all start from the same weights.
+
+    Between ``FEWEST_STEPS`` and ``MOST_STEPS`` steps, as near to the config's as may be, with the
+    warm-up in proportion; without evaluation and samples, unless an experiment asks for them.
+    Files are written to ``folder``.
+    """
+
+    def __init__(self, config: Config, folder: Path, progress: Progress | None = None):
+        whole = config.training.steps
+        steps = min(max(whole, FEWEST_STEPS), MOST_STEPS)
+        warm_up = -(-config.optimizer.warmup_steps * steps // max(whole, steps))  # rounded up
+        self.folder = folder
+        self.config = config.override(
+            {
+                "corpus.text": self._kept(config),
+                "training.steps": steps,
+                "optimizer.warmup_steps": warm_up,
+                "evaluation.every": 0,
+                "sampling.every": 0,
+                "sampling.max_new_tokens": TOKENS,
+            }
+        )
+        run = Run(self.config, progress=progress)
+        corpus = run.text()
+        measured = corpus.validation if len(corpus.validation) else corpus.training
+        short = Tokens(array=measured.array[: _EVALUATED + 1], tokenizer=corpus.tokenizer)
+        self.corpus = replace(corpus, validation=short)
+        self.start = folder / "start.safetensors"
+        run.save(self.start)
+
+    def _kept(self, config: Config) -> Any:
+        """Return the config's text, with what can be read only once (a pipe) kept in files."""
+        if isinstance(config.corpus.text, str):
+            return config.corpus.text
+        kept = []
+        for number, path in enumerate(config.corpus.text):
+            source = Path("/dev/stdin" if path == "-" else path)
+            if path == "-" or (source.exists() and not source.is_file() and not source.is_dir()):
+                copy = self.folder / f"text-{number}"
+                try:
+                    copy.write_bytes(source.read_bytes())
+                except OSError as error:
+                    raise MinigenError(f"cannot read {path}: {error.strerror}") from None
+                source = copy
+            kept.append(str(source))
+        return kept
+
+    @property
+    def steps(self) -> int:
+        """How many steps an experiment trains."""
+        return self.config.training.steps
+
+    def run(
+        self,
+        changes: Mapping[str, object] | None = None,
+        *,
+        path: Path | None = None,
+        kind: type[Run] = Run,
+    ) -> Run:
+        """Take up a checkpoint, by default that of the start, with some keys changed."""
+        config = self.config.override(changes or {})
+        run = kind.load(path or self.start, config=config)
+        run.corpus = self.corpus
+        position = run.streams["optimizer"].position
+        run.streams["optimizer"] = _Observed(config.run.seed, "optimizer", position)
+        return run
+
+    def train(
+        self,
+        run: Run,
+        steps: int | None = None,
+        after_each: Callable[[Run], object] | None = None,
+    ) -> list[Step]:
+        """Train, by default to the end, and do something after each step; return what happened."""
+        trace = []
+        stream = run.streams["optimizer"]
+        assert isinstance(stream, _Observed)
+        for record in run.steps(steps):
+            text = record.sample.token_ids if record.sample else None
+            step = (stream.position, stream.batches, record.loss.hex(), run.fingerprint, text)
+            trace.append(Step(*step))
+            if after_each:
+                after_each(run)
+        return trace
+
+    def stored(self, run: Run) -> bytes:
+        """Return the bytes of a run's checkpoint."""
+        path = self.folder / "stored.safetensors"
+        run.save(path)
+        return path.read_bytes()
+
+
+def state(run: Run) -> bytes:
+    """Return all that training changes: weights and moments."""
+    return b"".join(flat.tobytes() for flat in (run.model.flat, *run.optimizer.moments.values()))
