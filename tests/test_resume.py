@@ -1,4 +1,4 @@
-"""A run that was stopped, in whatever way, and taken up again ends as one that was never stopped."""
+"""A run that was stopped, in whatever way, and taken up again ends as one that never was."""
 
 import dataclasses
 import json

@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from threadpoolctl import threadpool_info
+
 from minigen.config import Config
 from minigen.proof.floats import with_floats
 from minigen.proof.laboratory import Claim, Control, Laboratory
@@ -100,8 +102,6 @@ def train_in(environment: Environment, config_path: Path) -> Outcome:
 
 def report() -> None:
     """Train the config of the command line, exactly and in floats; print what came of it."""
-    from minigen.kernels import resources
-
     config = Config.load(Path(sys.argv[1]))
     run, floats = Run(config), Run(config)
     with_floats(floats)
@@ -109,7 +109,8 @@ def report() -> None:
     floats.train()
     kernels = {
         f"{library['internal_api']} {library.get('architecture', '')}".strip()
-        for library in resources()[2].info()
+        for library in threadpool_info()
+        if library["user_api"] == "blas"
     }
     facts = {
         "fingerprint": run.fingerprint,
