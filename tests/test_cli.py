@@ -344,6 +344,15 @@ def test_next_marks_greedy_in_its_table(minigen: Command, tiny_run: Path) -> Non
     assert lines[1].endswith("← greedy")
 
 
+def test_next_says_how_many_others_there_are_and_how_likely_together(
+    minigen: Command, tiny_run: Path
+) -> None:
+    lines = minigen("next", str(tiny_run), "a", "--top", "256").out.splitlines()
+    last = minigen("next", str(tiny_run), "a", "--top", "257").out.splitlines()[-2]
+    assert lines[-2].split() == ["1", "others", last.split()[-2]]
+    assert "others" not in last
+
+
 def test_head_works_the_lesson(minigen: Command) -> None:
     result = json.loads(minigen("head", "--logits", "0, ln2, log 3", "--target", "2", "--json").out)
     assert result["probabilities"] == pytest.approx([1 / 6, 1 / 3, 1 / 2])
@@ -366,6 +375,16 @@ def test_score_applies_the_chain_rule(minigen: Command, tiny_run: Path) -> None:
     result = json.loads(minigen("score", str(tiny_run), "abc", "--json").out)
     assert result["token_ids"] == [97, 98, 99]
     assert result["total_nats"] == pytest.approx(-sum(result["log_probabilities"]))
+
+
+def test_score_shows_each_token_and_the_product(minigen: Command, tiny_run: Path) -> None:
+    result = json.loads(minigen("score", str(tiny_run), "ab", "--json").out)
+    lines = minigen("score", str(tiny_run), "ab").out.splitlines()
+    assert lines[1].split()[:2] == ["97", "'a'"]
+    assert float(lines[1].split()[3]) == pytest.approx(-result["log_probabilities"][0], abs=1e-6)
+    product = float(lines[1].split()[2]) * float(lines[2].split()[2])
+    assert lines[4] == f"probability    {result['probability']:.6g}, the product"
+    assert product == pytest.approx(result["probability"], rel=1e-5)
 
 
 def test_score_reads_a_file_whole(minigen: Command, tiny_run: Path) -> None:

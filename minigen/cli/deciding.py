@@ -37,7 +37,7 @@ def next_(model: str, prompt: bytes | None, top: int, as_json: bool, **options: 
     import numpy as np
 
     from minigen import head
-    from minigen.arithmetic import log
+    from minigen.arithmetic import exact_sum, log
     from minigen.checkpoint import load_model
     from minigen.decoding import Policy
     from minigen.generation import padded_contexts
@@ -51,7 +51,7 @@ def next_(model: str, prompt: bytes | None, top: int, as_json: bool, **options: 
     best = replace(policy, temperature=0.0)
     greedy = best.choose(z, history, prompt_length=len(history))
     # Weights of 0 have a finite log-probability in the model, but none behind a filter.
-    nats = -head.log_softmax(z) if policy == Policy() else -log(p)
+    nats = 0.0 - (head.log_softmax(z) if policy == Policy() else log(p))
     ranking = np.argsort(-p, kind="stable")[:top].tolist()
     order = [token for token in ranking if p[token] > 0.0 or policy == Policy()]
     if as_json:
@@ -74,6 +74,10 @@ def next_(model: str, prompt: bytes | None, top: int, as_json: bool, **options: 
         mark = "  ← greedy" if token == greedy else ""
         figures = f"{z[token]:10.4f}  {p[token]:11.6f} {nats[token]:8.4f}"
         click.echo(f"{token:6d}  {name:18s} {figures}{mark}")
+    others = np.delete(p, order)
+    if others.any():
+        together = float(exact_sum(np.rint(others * 2.0**40))) * 2.0**-40
+        click.echo(f"{np.count_nonzero(others):6d}  others{together:36.6f}")
     click.echo(f"entropy {entropy(p):.6f} nats")
 
 
@@ -121,26 +125,22 @@ def head(logits: str, target: int | None, as_json: bool) -> None:
     from minigen.head import log_softmax, loss_and_gradient, softmax
 
     z = np.array(parse_logits(logits))
-    p, log_p = softmax(z), log_softmax(z)
     greedy = Policy(temperature=0.0).choose(z)
-    result = {
-        "probabilities": p.tolist(),
-        "log_probabilities": log_p.tolist(),
+    columns = {"logit": z, "probability": softmax(z), "ln p": log_softmax(z)}
+    result: dict[str, Any] = {
+        "probabilities": columns["probability"].tolist(),
+        "log_probabilities": columns["ln p"].tolist(),
         "greedy": greedy,
     }
-    gradient: Any = None
     if target is not None:
-        loss, gradient = loss_and_gradient(z, target)
-        result |= {"loss": loss, "gradient": gradient.tolist()}
+        loss, columns["gradient"] = loss_and_gradient(z, target)
+        result |= {"loss": loss, "gradient": columns["gradient"].tolist()}
     if as_json:
         print_json(result)
         return
-    click.echo(
-        "token       logit  probability      ln p" + ("  gradient" if target is not None else "")
-    )
+    click.echo("token" + "".join(f" {name:>12}" for name in columns))
     for i in range(len(z)):
-        line = f"{i:5d} {z[i]:11.6f} {p[i]:12.6f} {log_p[i]:9.4f}"
-        click.echo(line + (f" {gradient[i]:9.6f}" if target is not None else ""))
+        click.echo(f"{i:5d}" + "".join(f" {column[i]:12.6f}" for column in columns.values()))
     click.echo(f"greedy takes token {greedy}")
     if target is not None:
-        click.echo(f"loss = -ln p[{target}] = {result['loss']:.6f} nats")
+        click.echo(f"loss = −ln p[{target}] = {result['loss']:.6f} nats")

@@ -34,6 +34,7 @@ def score(model: str, text: bytes | None, path: str | None, as_json: bool) -> No
     data = read_file(path) if path is not None else prompt_bytes(text)
 
     from minigen import scoring
+    from minigen.arithmetic import exp
     from minigen.checkpoint import load_model
 
     language_model, tokenizer = load_model(model)
@@ -41,10 +42,12 @@ def score(model: str, text: bytes | None, path: str | None, as_json: bool) -> No
     if as_json:
         print_json(asdict(result))
         return
+    click.echo("    id  bytes             probability       −ln p")
     for token, log_p in zip(result.token_ids, result.log_probabilities, strict=True):
-        click.echo(f"{token:6d}  {shown(tokenizer.token_bytes(token)):16s} {log_p:12.6f} nats")
-    click.echo(f"total          {result.total_nats:.6f} nats")
-    click.echo(f"probability    {result.probability:.6g}")
+        name = shown(tokenizer.token_bytes(token))
+        click.echo(f"{token:6d}  {name:16s} {float(exp(log_p)):12.6g} {0.0 - log_p:11.6f}")
+    click.echo(f"total          {result.total_nats:.6f} nats, the sum of −ln p")
+    click.echo(f"probability    {result.probability:.6g}, the product")
     click.echo(f"perplexity     {result.perplexity:.6g} per token")
     click.echo(f"bits per byte  {result.bits_per_byte:.6f} over {result.bytes} bytes")
 
