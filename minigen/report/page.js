@@ -35,7 +35,9 @@
 
   function draw(id, spec, description) {
     $(id).setAttribute("aria-label", description);
-    return vegaEmbed($(id), spec, { mode: "vega", renderer: "svg", actions: false });
+    const inner = element("div");
+    $(id).append(inner);
+    return vegaEmbed(inner, spec, { mode: "vega", renderer: "svg", actions: false });
   }
 
   // ── The twin and what it checks ───────────────────────────────────────────────────────────────
@@ -174,12 +176,15 @@
       else if (previous && previous[0] === null) previous[1] += weight / S;
       else if (weight) segments.push([null, weight / S]);
     });
+    let left = 0;
     const track = segments.map(([id, p]) => {
       const label = id === null ? "unlikely tokens" : data.labels[id];
       const state = (id === drawn ? "drawn" : "") + (id === best ? " greedy" : "");
       const isReadable = id !== null && label.length + 0.5 < p * room;
       const segment = element("i", state.trim(), isReadable ? label : "");
+      segment.style.left = `${100 * left}%`;
       segment.style.width = `${100 * p}%`;
+      left += p;
       segment.title = `${label}: ${percent(p)}`;
       return segment;
     });
