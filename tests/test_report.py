@@ -157,6 +157,24 @@ def test_counts_do_not_depend_on_blocks(run, monkeypatch):
     assert (facts.baselines(tokens, 270), facts.occurring(tokens, 270)) == whole
 
 
+def test_long_runs_keep_500_samples_with_the_last(run):
+    sample = read_lines(run / "samples.jsonl")[0]
+    lines = [json.dumps({**sample, "step": step}) + "\n" for step in range(1, 1202)]
+    (run / "samples.jsonl").write_text("".join(lines))
+    data = page_of(run).data
+    assert [shown["step"] for shown in data["samples"]] == list(range(1, 1202, 3))
+    assert data["samplesTaken"] == 1201
+
+
+def test_the_page_of_the_default_config_stays_below_3_megabytes(tmp_path):
+    config = Config.load("fables")
+    RunFolder.create(tmp_path / "run", Run(config))
+    line = '"loss": 6.269201635052013, "optimizer_position": 384000, "inference_position": 600}\n'
+    lines = [f'{{"step": {step}, {line}' for step in range(1, config.training.steps + 1)]
+    (tmp_path / "run" / "metrics.jsonl").write_text("".join(lines))
+    assert write_report(tmp_path / "run").stat().st_size < 3_000_000
+
+
 def test_a_checkpoint_alone_gives_a_page_that_says_what_it_cannot_know(run, tmp_path):
     alone = shutil.copy(locate(run), tmp_path / "model.safetensors")
     written = write_report(alone)

@@ -36,6 +36,8 @@ MOST_WEIGHT_BYTES = 8_000_000
 """Above this the weights do not travel in the page, and so the twin is left out."""
 
 _MOST_POINTS = 1500  # of a chart's line
+_MOST_SAMPLES = 500
+_MOST_TOKENS = 2000  # of the embedding: those learned first
 _TWIN_OPTIONS = ("temperature", "top_k", "top_p", "min_p")
 
 
@@ -99,6 +101,7 @@ def _data(facts: Facts) -> dict[str, Any]:
     E, W = saved.tensors["E"], saved.tensors["W"]
     V, D = E.shape
     size = sum(saved.tensors[name].size for name in checkpoint.PARAMETERS)
+    has_twin = 8 * size <= MOST_WEIGHT_BYTES
     return {
         "fingerprint": facts.fingerprint,
         "step": saved.step,
@@ -110,11 +113,12 @@ def _data(facts: Facts) -> dict[str, Any]:
         "prompt": facts.config.sampling.prompt,
         "policy": _twin_policy(facts),
         "missing": dict(facts.missing),
-        "labels": [token_label(tokenizer, token) for token in range(V)],
-        "merges": tokenizer.state()["merges"],
-        "weights": _weights(facts) if 8 * size <= MOST_WEIGHT_BYTES else None,
+        "labels": [token_label(tokenizer, token) for token in range(V)] if has_twin else [],
+        "merges": tokenizer.state()["merges"] if has_twin else [],
+        "weights": _weights(facts) if has_twin else None,
         "loss": _loss(facts),
         "samples": _samples(facts),
+        "samplesTaken": len(facts.samples),
         "repeatable": _repeatable_sample(facts),
         "streams": _streams(facts),
         "embedding": _embedding(facts),
@@ -192,7 +196,9 @@ def _loss(facts: Facts) -> dict[str, Any] | None:
 
 
 def _samples(facts: Facts) -> list[Line]:
-    return [{key: sample[key] for key in ("step", "prompt", "text")} for sample in facts.samples]
+    every = max(1, -(-len(facts.samples) // _MOST_SAMPLES))
+    kept = facts.samples[::-1][::every][::-1]
+    return [{key: sample[key] for key in ("step", "prompt", "text")} for sample in kept]
 
 
 def _repeatable_sample(facts: Facts) -> dict[str, Any] | None:
@@ -275,7 +281,7 @@ def _embedding(facts: Facts) -> dict[str, Any]:
         tokens = occurring(facts.corpus.training, V)
     else:
         tokens = [*range(0x20, 0x7F), *range(BYTE_VOCABULARY, V)]
-    tokens = [token for token in tokens if token != END_OF_TEXT]
+    tokens = [token for token in tokens if token != END_OF_TEXT][:_MOST_TOKENS]
     coordinates, shares = principal_coordinates(facts.saved.tensors["E"][tokens])
     rows = [
         {

@@ -325,7 +325,7 @@
     $("sample").value = samples.length - 1;
     $("sample").disabled = samples.length === 1;
     $("sample").addEventListener("input", show);
-    $("sample-words").textContent = `${count(samples.length)} samples, of steps ${count(samples[0].step)} to ${count(samples[samples.length - 1].step)}. The prompt is grey.`;
+    $("sample-words").textContent = `${count(samples.length)}${data.samplesTaken > samples.length ? ` of ${count(data.samplesTaken)}` : ""} samples, of steps ${count(samples[0].step)} to ${count(samples[samples.length - 1].step)}. The prompt is grey.`;
     show();
   }
 
@@ -353,7 +353,7 @@
       $("kinds").append(item);
     });
     draw("embedding-chart", chart, `${count(size)} tokens in two dimensions.`);
-    const which = data.missing.corpus ? "printable and learned tokens" : "tokens that occur in the training text";
+    const which = data.missing.corpus ? "printable or learned tokens" : "tokens that occur in the training text";
     $("embedding-words").textContent = `${count(size)} ${which}; the two directions hold ${percent(shares[0])} and ${percent(shares[1])} of the variance. The axes are found with sums of integers, so this picture, too, is the same on every machine. ␣ is a space, ⏎ a line end; dots are learned merges and bytes that are no letter by themselves (hover to read them).`;
   }
 
