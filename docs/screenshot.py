@@ -55,7 +55,7 @@ def main() -> None:
             page.evaluate("scrollTo(0, 0)")
             box = page.locator("#draw-words").bounding_box()
             assert box
-            clip = {"x": 0, "y": 0, "width": WIDTH, "height": box["y"] + box["height"] + 40}
+            clip = {"x": 0, "y": 0, "width": WIDTH, "height": box["y"] + box["height"] + 16}
             page.screenshot(path=PICTURE, full_page=True, clip=clip)
             browser.close()
     print(PICTURE)
