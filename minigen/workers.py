@@ -4,8 +4,12 @@ Every worker calls the same methods in the same order. One process alone is the 
 """
 
 import os
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import active_children, get_context
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -57,6 +61,24 @@ class Workers:
 
     def agree(self, what: str, value: str) -> None:
         """Raise MinigenError unless all workers have the same value."""
+
+    @contextmanager
+    def pool(self, tasks: int) -> Iterator[Executor | None]:
+        """Give what runs tasks that have nothing to do with each other: here, a process a core.
+
+        An interruption is passed on to them. A worker that is given None has done its share.
+        """
+        cores = len(_cores())
+        processes = max(1, min(tasks, cores))
+        with ProcessPoolExecutor(
+            processes, get_context("spawn"), _start_helper, (cores // processes,)
+        ) as executor:
+            try:
+                yield executor
+            except KeyboardInterrupt:
+                for process in active_children():
+                    process.terminate()
+                raise
 
     def fail_together(self) -> bool:
         """Whether all workers come here, each with an error, within a few seconds."""
@@ -143,6 +165,21 @@ class MPIWorkers(Workers):
             return first
         return type(first)(f"worker {rank} of {self.size}: {first}")
 
+    @contextmanager
+    def pool(self, tasks: int) -> Iterator[Executor | None]:
+        """Let the other workers run the tasks that the first one hands out.
+
+        An interruption has reached them already: mpiexec passes it on.
+        """
+        from mpi4py.futures import MPICommExecutor
+
+        if self.rank > 0:
+            for number in (signal.SIGINT, signal.SIGTERM):  # between two tasks
+                signal.signal(number, signal.SIG_IGN)
+        executor: Any
+        with MPICommExecutor(self._all, root=0) as executor:
+            yield executor
+
     def fail_together(self) -> bool:
         """Whether all workers come here, each with an error, within a few seconds."""
         request, deadline = self._farewell.Ibarrier(), time.monotonic() + _PATIENCE
@@ -190,11 +227,18 @@ def from_mpiexec() -> Workers:
 
 def use_threads(count: int) -> None:
     """Hold this process at so many threads, or fewer, where others compute on the same cores."""
-    from minigen.kernels import blas, pool
+    from minigen.kernels import resources
 
-    allowed = max((library["num_threads"] for library in blas().info()), default=1)
-    blas().limit(limits=max(1, min(count, allowed)))
-    pool.cache_clear()
+    threads, _, blas = resources()
+    blas.limit(limits=max(1, min(count, threads)))
+    resources.cache_clear()
+
+
+def _start_helper(threads: int) -> None:
+    """Prepare a process of the pool; apart from the terminal, whose Ctrl-C is passed on once."""
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()
+    use_threads(threads)
 
 
 def _cores() -> set[int]:

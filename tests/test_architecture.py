@@ -339,6 +339,7 @@ ORDER = [
     ["workers"],
     ["run"],
     ["folder"],
+    ["sweep"],
     ["proof"],
     ["report"],  # a file or a folder
     ["__init__"],  # the public names

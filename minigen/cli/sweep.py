@@ -1,0 +1,166 @@
+"""`sweep` trains one config with many values and seeds, and prints a table of the final losses."""
+
+import platform
+from collections.abc import Mapping
+from concurrent.futures import FIRST_COMPLETED, wait
+from concurrent.futures.process import BrokenProcessPool
+from functools import cache, reduce
+from operator import add
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from minigen.cli.options import (
+    config_argument,
+    note,
+    progress_option,
+    set_option,
+    shows_progress,
+    text_option,
+)
+from minigen.cli.training import deferred_interrupts, one_voice
+from minigen.errors import MinigenError
+
+if TYPE_CHECKING:
+    from minigen.config import Config
+    from minigen.workers import Workers
+
+_GLANCE = 0.5  # seconds between two looks at how far the runs have come
+
+
+@click.command()
+@config_argument
+@text_option
+@set_option
+@click.option("--seeds", metavar="START:STOP", help="Seeds, as 0:5 for 0 to 4.  [default: one]")
+@click.option("--out", metavar="DIR", help="Folder, new or empty.  [default: runs/<config>-sweep]")
+@click.option("--resume", is_flag=True, help="Go on with the sweep in the folder.")
+@progress_option
+def sweep(
+    config: str | None,
+    texts: tuple[str, ...],
+    settings: tuple[str, ...],
+    seeds: str | None,
+    out: str | None,
+    resume: bool,
+    progress: bool | None,
+) -> int:
+    """Train CONFIG with each combination of values, for each seed, and compare the final losses.
+
+    --set takes values with commas between. Each run gets a folder in DIR and is what `minigen
+    train` makes of its config.
+
+    \b
+    Example:
+      minigen sweep fables --set optimizer.learning_rate=0.003,0.01 --seeds 0:5 --out runs/rates
+    """
+    path = Path(out or f"runs/{Path(config or 'fables').stem}-sweep")
+    with one_voice() as workers:
+        from minigen.config import Config
+        from minigen.sweep import create, find, is_done, parse_axes, parse_seeds, plan, table
+
+        given = {"CONFIG": config, "--text": texts, "--set": settings, "--seeds": seeds}
+        if resume and (named := [name for name, value in given.items() if value]):
+            raise click.UsageError(
+                f"--resume takes all of it from the folder, so {', '.join(named)} must go"
+            )
+
+        def load() -> dict[Path, Config]:
+            if not resume:
+                base = Config.load(
+                    config or "fables", {"corpus.text": list(texts)} if texts else {}
+                )
+                chosen = parse_seeds(str(base.run.seed) if seeds is None else seeds)
+                create(path, plan(base, parse_axes(settings), chosen))
+            return find(path)
+
+        runs = workers.from_first(load)
+        todo = {folder: one for folder, one in runs.items() if not is_done(folder, one)}
+        if not todo:
+            note(f"nothing left to do: all {len(runs)} runs are done")
+        try:
+            failures = _train_all(todo, workers, shows_progress(progress)) if todo else {}
+        except KeyboardInterrupt:
+            note(f"interrupted; to go on: minigen sweep --resume --out {path}")
+            return 130
+        except BrokenProcessPool:
+            raise MinigenError(
+                "a process of the sweep was killed, for want of memory most often; to go on: "
+                f"minigen sweep --resume --out {path}"
+            ) from None
+        for folder, failure in failures.items():
+            note(f"Error: {folder.name}: {failure}")
+        if workers.rank == 0:  # the one that handed out the runs, and sees the folder
+            _print(table(runs))
+    return 1 if failures else 0
+
+
+def _train_all(todo: "Mapping[Path, Config]", workers: "Workers", shows: bool) -> dict[Path, str]:
+    """Train each run, showing how far all of them have come; return what went wrong with which."""
+    from tqdm import tqdm
+
+    from minigen.sweep import last_metrics
+
+    failures = {}
+    steps = reduce(add, (config.training.steps for config in todo.values()))
+    with (
+        workers.pool(len(todo)) as executor,
+        tqdm(total=steps, unit="step", disable=not shows) as bar,
+    ):
+        futures = {executor.submit(_train, folder): folder for folder in todo} if executor else {}
+        running = set(futures)
+        try:
+            while running:
+                done, running = wait(running, timeout=_GLANCE, return_when=FIRST_COMPLETED)
+                for future in done:
+                    if failure := future.result():
+                        failures[futures[future]] = failure
+                if shows:
+                    come = reduce(add, (last_metrics(folder).get("step", 0) for folder in todo))
+                    bar.set_postfix_str(f"{len(futures) - len(running)} of {len(futures)} runs")
+                    bar.update(come - bar.n)
+        except KeyboardInterrupt:
+            for future in running:
+                future.cancel()
+            raise
+    return failures
+
+
+@cache
+def _process() -> "Workers":
+    """Return this process of the pool: once it was asked to stop, it takes up no other run."""
+    from minigen.workers import Workers
+
+    return Workers()
+
+
+def _train(folder: Path) -> str:
+    """Train the run of a sub-folder to its end, in a process of the pool; return what failed."""
+    from minigen.config import Config
+    from minigen.folder import CONFIG, RunFolder
+
+    try:
+        if not folder.is_dir():
+            raise MinigenError(
+                f"{platform.node()} does not see it: --out must be on a disk that all workers share"
+            )
+        process = _process()
+        with deferred_interrupts(process):
+            if process.is_stopping():
+                return "interrupted"
+            run = RunFolder.resume(folder, Config.load(folder / CONFIG), workers=process)
+            for _ in run.steps():
+                if process.is_stopping():
+                    run.save()
+                    return "interrupted"
+    except MinigenError as error:
+        return str(error)
+    return ""
+
+
+def _print(rows: list[list[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        click.echo("  ".join(cells).rstrip())
