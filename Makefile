@@ -26,6 +26,10 @@ check: .venv/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# TEXT=file measures on another text than the embedded one.
+bench: .venv-bench/installed
+	.venv-bench/bin/python -m benchmarks $(if $(TEXT),--text $(TEXT))
+
 clean:
 	rm -rf .venv .venv-* runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
@@ -42,4 +46,10 @@ clean:
 .venv/installed-browser: .venv/installed-dev
 	@command -v chromium >/dev/null || { echo "chromium is missing: apt-get install chromium" >&2; exit 1; }
 	$(INSTALL) 'playwright>=1.50'
+	touch $@
+
+# The benchmarks' peers are large: they stay out of the other environment.
+.venv-bench/installed: pyproject.toml benchmarks/requirements.txt
+	$(PYTHON) -m venv --without-pip .venv-bench
+	$(subst $(BIN),.venv-bench/bin,$(INSTALL)) -e '.[fast]' -r benchmarks/requirements.txt
 	touch $@

@@ -1,0 +1,1 @@
+"""Measurements: speed against peers and limits, growth, memory. Run by `make bench`."""

@@ -18,8 +18,7 @@ def main() -> None:
     tables = []
     for name in options.sections:
         tables += import_module(f"benchmarks.{name}").run(options.text.read_bytes())
-    remarks = (Path(__file__).parent / "remarks.md").read_text(encoding="utf-8")
-    page = f"# Measured\n\n{machine()}\n\n" + "\n".join(map(str, tables)) + "\n" + remarks
+    page = f"# Measured\n\n{machine()}\n\n" + "\n".join(map(str, tables))
     print(page)
     if options.sections == SECTIONS:
         (Path(__file__).parent / "results.md").write_text(page, encoding="utf-8")

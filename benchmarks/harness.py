@@ -1,4 +1,4 @@
-"""How everything here is measured: contestants take turns in one run, medians, ratios with spread."""
+"""How all of this is measured: contestants take turns in one run; medians, ratios with spread."""
 
 import os
 import platform
@@ -46,6 +46,7 @@ class Times:
         return median(self.seconds[name])
 
     def fastest(self, *names: str) -> str:
+        """Return the name with the smallest median."""
         return min(names, key=self.__getitem__)
 
     def ratio(self, slower: str, faster: str) -> str:
@@ -65,6 +66,7 @@ class Table:
     rows: list[list[str]] = field(default_factory=list)
 
     def add(self, *cells: object) -> None:
+        """Add a row, and print it."""
         self.rows.append(
             [f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in cells]
         )

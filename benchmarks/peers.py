@@ -22,11 +22,12 @@ class TorchModel(nn.Module):
         self.linear = nn.Linear(K * D, V)
 
     def forward(self, contexts: torch.Tensor) -> torch.Tensor:
+        """Logits of contexts: (N, K) → (N, V)."""
         return self.linear(self.embedding(contexts).flatten(1))
 
 
 def torch_step(shape: tuple[int, ...], batches: list, *, compiled: bool) -> Step:
-    """A training step with the fused optimizer, eager or through ``torch.compile``."""
+    """Return a training step with the fused optimizer, eager or through ``torch.compile``."""
     model = TorchModel(*shape)
     optimizer = torch.optim.AdamW(
         model.parameters(), LEARNING_RATE, BETAS, weight_decay=WEIGHT_DECAY, fused=True
@@ -50,7 +51,7 @@ def torch_step(shape: tuple[int, ...], batches: list, *, compiled: bool) -> Step
 
 
 def jax_step(shape: tuple[int, ...], batches: list) -> Step:
-    """A training step, jitted as a whole, its state donated."""
+    """Return a training step, jitted as a whole, its state donated."""
     V, K, D = shape
     keys = jax.random.split(jax.random.PRNGKey(0))
     parameters = {
@@ -86,3 +87,21 @@ def jax_step(shape: tuple[int, ...], batches: list) -> Step:
         return float(loss)
 
     return step
+
+
+def torch_generation(model: TorchModel, K: int, top_k: int, streams: int) -> Callable[[int], list]:
+    """Return the usual sampling loop: last K tokens, top-k filter, softmax, multinomial."""
+
+    @torch.inference_mode()
+    def generate(tokens: int) -> list:
+        contexts = torch.full((streams, K), model.embedding.num_embeddings - 1)
+        texts = []
+        for _ in range(tokens):
+            best, ids = torch.topk(model(contexts), top_k)
+            choice = torch.multinomial(torch.softmax(best, -1), 1)
+            drawn = ids.gather(-1, choice)
+            contexts = torch.cat((contexts[:, 1:], drawn), 1)
+            texts.append(drawn.flatten().tolist())
+        return texts
+
+    return generate

@@ -1,0 +1,124 @@
+"""Generation: a token against a PyTorch loop, each policy against none, the command's start."""
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks import peers
+from benchmarks.harness import Table, rounds
+from minigen import Config, Policy, Run
+from minigen.generation import generate
+from minigen.streams import Stream
+
+TOKENS, TOP_K = 200, 40
+POLICIES = {
+    "plain": {},
+    "greedy": {"temperature": 0},
+    "temperature": {"temperature": 0.8},
+    "top_k": {"top_k": TOP_K},
+    "top_p": {"top_p": 0.9},
+    "min_p": {"min_p": 0.05},
+    "typical_p": {"typical_p": 0.9},
+    "epsilon_cutoff": {"epsilon_cutoff": 0.001},
+    "eta_cutoff": {"eta_cutoff": 0.001},
+    "repetition_penalty": {"repetition_penalty": 1.2},
+    "frequency and presence": {"frequency_penalty": 0.1, "presence_penalty": 0.1},
+    "no_repeat_ngram_size": {"no_repeat_ngram_size": 4},
+    "logit_bias, suppress, min_new_tokens": {
+        "logit_bias": {101: 0.5},
+        "suppress_tokens": (0,),
+        "min_new_tokens": 10,
+    },
+}
+
+
+def trained(text: bytes) -> Run:
+    overrides = {
+        "tokenizer.vocab_size": 257,
+        "model.context_length": 8,
+        "model.embedding_dim": 64,
+        "training.steps": 200,
+        "evaluation.every": 0,
+        "sampling.every": 0,
+    }
+    run = Run(Config.load("fables", overrides), text=text)
+    run.train()
+    return run
+
+
+def minigen_generation(run: Run, policy: Policy, streams: int) -> Callable[[], None]:
+    def call() -> None:
+        words = [Stream(0, f"inference/{i}") for i in range(streams)]
+        pieces = generate(
+            run.model, run.tokenizer, [""] * streams, policy, words, max_new_tokens=TOKENS
+        )
+        for _ in pieces:
+            pass
+
+    return call
+
+
+def start_of_command(model: Path) -> Table:
+    """Wall time of whole processes, up to the first character of the text."""
+    minigen = str(Path(sys.executable).with_name("minigen"))
+    commands = {
+        "python -c pass": [sys.executable, "-c", "pass"],
+        "import numpy": [sys.executable, "-c", "import numpy; print(1)"],
+        "minigen --help": [minigen, "--help"],
+        "minigen generate": [minigen, "generate", str(model), "Once"],
+    }
+
+    def started(command: list[str]) -> Callable[[], None]:
+        def call() -> None:
+            with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+                process.stdout.read(1)
+                process.kill()
+
+        return call
+
+    times = rounds({name: started(command) for name, command in commands.items()}, seconds=0)
+    targets = {"minigen --help": "0.2 s", "minigen generate": "0.6 s"}
+    table = Table("From the command's start to its first character", ["command", "s", "target"])
+    for name in commands:
+        table.add(name, times[name], targets.get(name, ""))
+    return table
+
+
+def run(text: bytes) -> list[Table]:
+    trained_run = trained(text)
+    model = trained_run.model
+    shape = model.vocab_size, model.context_length, model.embedding_dim
+
+    against_peer = Table(
+        f"A token, with top_k = {TOP_K}, K = {shape[1]}, D = {shape[2]}, V = {shape[0]}",
+        ["streams", "minigen, µs a step", "PyTorch", "PyTorch ÷ minigen", "target"],
+    )
+    for streams, target in ((1, 3), (64, 5)):
+        peer = peers.torch_generation(peers.TorchModel(*shape), shape[1], TOP_K, streams)
+        times = rounds(
+            {
+                "minigen": minigen_generation(trained_run, Policy(top_k=TOP_K), streams),
+                "torch": lambda peer=peer: peer(TOKENS),
+            }
+        )
+        microseconds = [times[name] / TOKENS * 1e6 for name in times.seconds]
+        against_peer.add(streams, *microseconds, times.ratio("torch", "minigen"), target)
+
+    policies = Table(
+        "A token under each policy, one stream", ["policy", "µs a token", "÷ plain (target 3)"]
+    )
+    times = rounds(
+        {
+            name: minigen_generation(trained_run, Policy(**options), 1)
+            for name, options in POLICIES.items()
+        }
+    )
+    for name in POLICIES:
+        policies.add(name, times[name] / TOKENS * 1e6, times.ratio(name, "plain"))
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.safetensors"
+        trained_run.save(path)
+        return [against_peer, policies, start_of_command(path)]
