@@ -38,8 +38,8 @@ The peers compute in float32. Ratios are medians over rounds in which all take t
 middle half in brackets.
 """
 AGAINST_LIMIT = """
-X·T and Xᵀ·d are scipy's sparse products; *products* the three BLAS products at every position,
-on all cores; *exp* is one `numpy.exp` over N × V; *traffic* reads and writes the optimizer's arrays.
+X·T and Xᵀ·d are scipy's sparse products; *products* the three BLAS products at every position;
+*exp* one `numpy.exp` over N × V; *traffic* reads and writes the optimizer's arrays once.
 """
 Batches = list[tuple[np.ndarray, np.ndarray]]
 
