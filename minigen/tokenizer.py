@@ -168,10 +168,7 @@ class ByteTokenizer:
 
     @classmethod
     def train(cls, documents: Iterable[bytes], vocab_size: int) -> "ByteTokenizer":
-        """Learn merges from documents until the vocabulary has `vocab_size` tokens.
-
-        Raises MinigenError where the documents have too few pairs for that.
-        """
+        """Learn merges from documents, until there are `vocab_size` tokens or no pair is left."""
         return cls.train_stream(
             (document.decode("latin-1") + END_OF_TEXT_CHARACTER for document in documents),
             vocab_size,
@@ -207,12 +204,6 @@ class ByteTokenizer:
             if left + right not in ids:  # a second spelling would add no token
                 ids[left + right] = BYTE_VOCABULARY + len(merges)
                 merges.append((ids[left], ids[right]))
-        reached = BYTE_VOCABULARY + len(merges)
-        if reached < vocab_size:
-            raise MinigenError(
-                f"vocab_size {vocab_size} is out of reach: the training text has pairs for "
-                f"{reached} tokens; set tokenizer.vocab_size to at most that, or give more text"
-            )
         return cls(merges)
 
     def state(self) -> dict[str, Any]:

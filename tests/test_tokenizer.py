@@ -175,9 +175,12 @@ def test_forgetting_words_changes_no_id(merged, monkeypatch):
     assert merged.encode(TEXT).ids == whole
 
 
-def test_a_vocabulary_out_of_reach_is_an_error_that_says_what_is_in_reach():
-    with pytest.raises(MinigenError, match=r"vocab_size 300 is out of reach.*for 259 tokens"):
-        ByteTokenizer.train([b"ab ab"], 300)
+@pytest.mark.parametrize(
+    ("text", "merges"),
+    [(b"ab ab", ((97, 98), (32, 257))), (b"a", ()), (b"", ()), (b"a b\nc", ((32, 98),))],
+)
+def test_merges_end_where_no_pair_is_left(text, merges):
+    assert ByteTokenizer.train([text], 640).merges == merges
 
 
 def test_a_vocabulary_smaller_than_the_bytes_is_refused():
