@@ -61,14 +61,14 @@ def _roots_of_two() -> Floats:
 _ROOTS = _roots_of_two()
 
 
-def exp_remainder(x: Any, k: Any) -> Any:
-    """exp(x − k·ln 2/1024) by its cubic, where |x − k·ln 2/1024| ≤ ln 2/2048: error 6·10⁻¹⁶."""
-    r = (x - k * _STEP_HIGH) - k * _STEP_LOW
+def exp_remainder(gap: Any, step: Any) -> Any:
+    """exp(step·ln 2/1024 − gap) by its cubic, for exponents within ±ln 2/2048: error 6·10⁻¹⁶."""
+    r = (step * _STEP_HIGH - gap) + step * _STEP_LOW
     return 1.0 + r * (1.0 + r * (0.5 + r * (1.0 / 6.0)))
 
 
 def exp_step(x: Any) -> Any:
-    """Return the k for which k·ln 2/1024 is nearest to x, as a float."""
+    """Return the step for which step·ln 2/1024 is nearest to x, as a float."""
     return np.rint(x * _STEPS_PER_NAT)
 
 
@@ -83,7 +83,7 @@ def exp(x: ArrayLike) -> Any:
     is_nan = x != x
     clamped = np.where(is_nan, 0.0, np.minimum(np.maximum(x, -746.0), 710.0))
     step = exp_step(clamped)
-    mantissa = exp_remainder(clamped, step)
+    mantissa = exp_remainder(-clamped, -step)
     k = step.astype(np.int64)
     exponent = k >> 10
     half = exponent >> 1  # in two parts: the first product is exact, the second rounds once
@@ -117,7 +117,7 @@ def integer_exp(gap: Floats, bits: int) -> Floats:
     gap = np.minimum(gap, exp_span(bits))
     step = exp_step(gap)
     # exp(−gap) = 2^(−step/1024)·exp(step·ln 2/1024 − gap)
-    remainder = exp_remainder(-gap, -step)
+    remainder = exp_remainder(gap, step)
     weight: Floats = np.rint(remainder * exp_table(bits).take(step.astype(np.int64)))
     return weight
 

@@ -82,7 +82,7 @@ def _gradients(table, unit, bias, scale, powers, span, slots, targets, d, gap, S
             clamped = min(best - row[i], span)
             step = _exp_step(clamped)
             steps[i] = np.int32(step)
-            row[i] = _exp_remainder(-clamped, -step)
+            row[i] = _exp_remainder(clamped, step)
         for i in range(V):
             row[i] = np.rint(row[i] * powers[lookup[i]])
         total = 0
