@@ -1,6 +1,6 @@
 """The output head: hidden representation → logits → log-softmax → loss → gradient p − 1[y]."""
 
-from math import ldexp
+from math import isfinite, ldexp
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,7 @@ def weight_bits(vocab_size: int) -> int:
     return 52 - ceil_log2(vocab_size)
 
 
+@np.errstate(over="ignore")  # a gap beyond the largest float is inf: weight 0
 def gaps(z: Floats) -> Floats:
     """Return max z − z over the last axis: how far each logit lies below the best one, ≥ 0.
 
@@ -53,12 +54,11 @@ def gaps(z: Floats) -> Floats:
     if z.ndim == 0 or z.shape[-1] == 0:
         raise MinigenError(f"logits must hold at least one number (got shape {z.shape})")
     best = z.max(axis=-1, keepdims=True)
-    if not np.isfinite(best).all():
+    if not all(map(isfinite, best.ravel().tolist())):  # of one row, twice as fast as numpy
         culprit = best[~np.isfinite(best)][0]
         cause = "all are -inf" if culprit == -np.inf else f"one is {culprit}"
         raise MinigenError(f"logits must hold a finite largest value ({cause}); check the weights")
-    with np.errstate(over="ignore"):  # a gap beyond the largest float is inf: weight 0
-        gap: Floats = best - z
+    gap: Floats = best - z
     return gap
 
 
