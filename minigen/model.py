@@ -76,6 +76,7 @@ class Model:
         self.flat = np.zeros(sum(prod(shape) for shape in self.shapes.values()))
         self.parameters = self.views(self.flat)
         self.bits = grid_bits(max(K * D, V))
+        self._offsets = np.arange(K)  # of the rows of a token, one a position
         self.changed()
 
     def views(self, flat: Floats) -> dict[str, Floats]:
@@ -104,8 +105,8 @@ class Model:
     def changed(self) -> None:
         """Forget what was derived from the parameters: their grids and the table."""
         self._grids: tuple[Floats, float, Floats, float] | None = None
-        self._slots = np.full(self.vocab_size, -1)
-        self._table = np.empty((0, self.context_length, self.vocab_size))
+        self._first_rows = np.full(self.vocab_size, -1)  # of each token, in the rows below
+        self._rows = np.empty((0, self.vocab_size))  # of the table: K for each token met so far
         self._filled = 0
 
     def grids(self) -> tuple[Floats, float, Floats, float]:
@@ -136,26 +137,25 @@ class Model:
 
         The same bits as ``head.project(self.hidden(contexts), W, b)``, alone or in any batch.
         """
-        slots = self._slots[contexts]  # (N, K)
-        if slots.min(initial=0) < 0:
-            self._remember(np.unique(contexts[slots < 0]))
-            slots = self._slots[contexts]
+        first_rows = self._first_rows[contexts]  # (N, K)
+        if first_rows.min(initial=0) < 0:
+            self._remember(np.unique(contexts[first_rows < 0]))
+            first_rows = self._first_rows[contexts]
         _, E_unit, _, W_unit = self.grids()
-        rows = self._table[slots, np.arange(self.context_length)]  # (N, K, V)
-        z: Floats = exact_sum(rows, axis=1) * (E_unit * W_unit) + self.parameters["b"]  # (N, V)
+        rows = self._rows.take((first_rows + self._offsets).T, axis=0)  # (K, N, V)
+        z: Floats = exact_sum(rows, axis=0) * (E_unit * W_unit) + self.parameters["b"]  # (N, V)
         return z
 
     def _remember(self, tokens: Integers) -> None:
-        rows, _ = self.table(tokens)
-        filled = self._filled + len(tokens)
-        if filled > len(self._table):
-            capacity = min(self.vocab_size, max(2 * len(self._table), filled))
-            table = np.empty((capacity, *self._table.shape[1:]))
-            table[: self._filled] = self._table[: self._filled]
-            self._table = table
-        self._table[self._filled : filled] = rows
-        self._slots[tokens] = np.arange(self._filled, filled)
-        self._filled = filled
+        table, _ = self.table(tokens)  # (U, K, V)
+        K, V = self.context_length, self.vocab_size
+        start, self._filled = self._filled, self._filled + len(tokens) * K
+        if self._filled > len(self._rows):
+            rows = np.empty((min(K * V, max(2 * len(self._rows), self._filled)), V))
+            rows[:start] = self._rows[:start]
+            self._rows = rows
+        self._rows[start : self._filled] = table.reshape(-1, V)
+        self._first_rows[tokens] = np.arange(start, self._filled, K)
 
     def statistics(self, contexts: Integers, targets: Integers, step_size: int) -> Statistics:
         """Gradient sums and loss of predictions: contexts (N, K), targets (N,).
