@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from functools import lru_cache
-from math import inf, isfinite, sqrt, ulp
+from math import inf, isfinite, ldexp, sqrt, ulp
 from numbers import Integral, Real
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from minigen import head
-from minigen.arithmetic import Floats, exact_sum, integer_exp
+from minigen.arithmetic import Floats, ceil_log2, exact_sum, integer_exp
 from minigen.errors import MinigenError, OptionError
 from minigen.tokenizer import END_OF_TEXT
 
@@ -68,14 +68,16 @@ def forbid(z: Floats, tokens: Any, rule: str) -> Floats:
 # ── Filters ──────────────────────────────────────────────────────────────────────────────────────
 # The first two work on gaps (head.gaps: how far a logit lies below the best one, inf for never).
 
+_FAR = 64.0  # nats: a token so far below the best has weight 0 in any vocabulary
 
+
+@np.errstate(over="ignore")
 def scale_temperature(gap: Floats, temperature: float) -> Floats:
     """Divide logits by the temperature. Source: Ackley et al. 1985, "Boltzmann machines".
 
     Tiny temperatures overflow to inf, never to NaN.
     """
-    with np.errstate(over="ignore"):
-        return gap / temperature
+    return gap / temperature
 
 
 def keep_top_k(gap: Floats, k: int) -> Floats:
@@ -152,7 +154,7 @@ def mean_gap(w: Floats, gap: Floats, S: Floats) -> Floats:
 
     A term w·gap = 2^B·exp(−gap)·gap is at most 2^B/e, so the terms add up as integers.
     """
-    terms = np.rint(w * np.where(w > 0, gap, 0.0))
+    terms = np.rint(w * np.minimum(gap, _FAR))
     mean: Floats = exact_sum(terms, axis=-1, keepdims=True) / S
     return mean
 
@@ -161,14 +163,18 @@ def keep_typical_p(w: Floats, gap: Floats, p: float) -> Floats:
     """Keep a mass of p of the tokens whose −ln p is nearest to the entropy, with all ties.
 
     Source: Meister et al. 2022, "Locally typical sampling". −ln p = gap + ln Σ exp(−gap), and the
-    logarithm is in the entropy too: their distance is that of gap and mean gap.
+    logarithm is in the entropy too: their distance is that of gap and mean gap. Integers that
+    hold a distance, as fine as there is room, and an id sort three times faster than ``argsort``.
     """
-    S = exact_sum(w, axis=-1, keepdims=True)
-    distance = np.where(w > 0, np.abs(gap - mean_gap(w, gap, S)), np.inf)
-    order = np.argsort(distance, axis=-1, kind="stable")
-    before = short_of(np.take_along_axis(w, order, axis=-1), p)
-    last = np.take_along_axis(order, before, axis=-1)
-    return np.where(distance <= np.take_along_axis(distance, last, axis=-1), w, 0.0)
+    id_bits = ceil_log2(w.shape[-1])
+    mean = mean_gap(w, gap, exact_sum(w, axis=-1, keepdims=True))
+    distance = np.where(w > 0, np.abs(gap - mean), _FAR) * ldexp(1.0, 56 - id_bits)  # below 2^62
+    keys = np.rint(distance).astype(np.int64) << id_bits | np.arange(w.shape[-1])
+    ordered = np.sort(keys, axis=-1)  # every key another: ties cannot matter
+    ids = ordered & (1 << id_bits) - 1
+    before = short_of(np.take_along_axis(w, ids, axis=-1), p)
+    last = np.take_along_axis(ordered, before, axis=-1)
+    return np.where(keys >> id_bits <= last >> id_bits, w, 0.0)
 
 
 def keep_epsilon(w: Floats, epsilon: float) -> Floats:
@@ -260,6 +266,7 @@ class History:
     def __init__(
         self, policy: "Policy", texts: Sequence[Sequence[int]], vocab_size: int, new_tokens: int = 0
     ):
+        policy.check_ids(vocab_size)
         self.new_tokens = new_tokens
         self.counts: Floats | None = None
         self.ngrams: list[Ngrams] | None = None
@@ -403,7 +410,6 @@ class Policy:
 
     def adjust(self, logits: Floats, history: History) -> Floats:
         """Apply the logit rules. logits (R, V), a row for each text of the history → (R, V)."""
-        self._check_ids(logits.shape[-1])
         z = logits
         if self.logit_bias:
             z = add_bias(z, self.logit_bias)
@@ -490,7 +496,8 @@ class Policy:
         new_tokens = max(0, len(history) - prompt_length)
         return History(self, [history] * len(rows), rows.shape[-1], new_tokens)
 
-    def _check_ids(self, vocab_size: int) -> None:
+    def check_ids(self, vocab_size: int) -> None:
+        """Refuse a policy that names ids which a vocabulary does not have."""
         for name in ("suppress_tokens", "logit_bias"):
             for token in getattr(self, name):
                 if token >= vocab_size:

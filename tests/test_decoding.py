@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from minigen import head
-from minigen.decoding import History, Policy, draw, keep_top_p, share
+from minigen.decoding import History, Policy, draw, keep_top_p, keep_typical_p, mean_gap, share
 from minigen.errors import MinigenError, OptionError
 from minigen.streams import Stream
 
@@ -321,3 +321,19 @@ def test_top_p_keeps_the_smallest_prefix_in_fractions(logits, p):
         if mass >= Fraction(repr(p)) * int(S[0]):
             break
     assert set(np.flatnonzero(keep_top_p(w, p)).tolist()) == {i for i in expected if w[i]}
+
+
+@given(LOGITS, st.integers(1, 99))
+def test_typical_p_keeps_the_nearest_to_the_entropy_in_fractions(logits, percent):
+    w, gap = head.weights(logits)[0], head.gaps(logits)
+    total = sum(int(x) for x in w)
+    mean = float(mean_gap(w, gap, np.array([total]))[0])
+    distances = [abs(float(x) - mean) for x in gap]
+    needed = Fraction(percent, 100) * total - total // 2**40
+    mass = 0
+    for last in sorted({d for d, x in zip(distances, w, strict=True) if x}):
+        mass += sum(int(x) for d, x in zip(distances, w, strict=True) if d == last)
+        if mass >= needed:
+            break
+    expected = [x if d <= last else 0.0 for d, x in zip(distances, w, strict=True)]
+    assert keep_typical_p(w, gap, percent / 100).tolist() == expected
