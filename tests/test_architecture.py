@@ -49,7 +49,7 @@ ALLOWED = {
     ("model.py", "Model.statistics", "np.add.accumulate"): "numbers the tokens that occur",
     ("decoding.py", "keep_top_k", "np.partition"): "yields a value, whatever the order of ties",
     ("decoding.py", "keep_top_p", ".sort() not stable"): "yields values, equal ones alike",
-    ("decoding.py", "keep_typical_p", ".sort() not stable"): "every key is another: it ends in an id",
+    ("decoding.py", "keep_typical_p", ".sort() not stable"): "no two keys are equal",
     ("decoding.py", "keep_top_p", "np.add.accumulate"): "integer weights within 2^52",
     ("decoding.py", "running_sum", "np.add.accumulate"): "integer weights within 2^52, in int64",
     ("decoding.py", "History.__init__", "np.add.at"): "counts",
