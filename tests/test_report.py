@@ -345,7 +345,7 @@ def test_principal_coordinates_are_those_of_an_eigenvalue_solver(shape):
 
 
 def test_principal_coordinates_are_the_same_bits_in_any_order_of_the_rows():
-    x = rows((50, 8))
+    x = rows((4000, 8))
     order = np.argsort(x[:, 0], kind="stable")
     np.testing.assert_array_equal(
         principal_coordinates(x[order])[0], principal_coordinates(x)[0][order]
