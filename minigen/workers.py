@@ -6,6 +6,7 @@ Every worker calls the same methods in the same order. One process alone is the 
 import os
 import signal
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
@@ -211,16 +212,18 @@ def from_mpiexec() -> Workers:
     if started == 1:
         return Workers()
     try:
-        from mpi4py import MPI
+        with warnings.catch_warnings(action="ignore"):  # of what is told below
+            from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # RuntimeError: there is no library of MPI
         raise MinigenError(
             f"{started} processes were started, but they cannot work together without mpi4py "
             f"(pip install 'minigen[mpi]'): {error}"
         ) from None
     if MPI.COMM_WORLD.size != started:
+        library = " ".join(MPI.Get_library_version().splitlines()[0].split())
         raise MinigenError(
             f"{started} processes were started, but MPI connects {MPI.COMM_WORLD.size}: use the "
-            f"mpiexec of the library that mpi4py loads ({MPI.Get_library_version().split(',')[0]})"
+            f"mpiexec of the library that mpi4py loads ({library})"
         )
     return MPIWorkers(MPI.COMM_WORLD)
 
