@@ -66,7 +66,8 @@ def forbid(z: Floats, tokens: Any, rule: str) -> Floats:
 
 
 # ── Filters ──────────────────────────────────────────────────────────────────────────────────────
-# The first two work on gaps (head.gaps: how far a logit lies below the best one, inf for never).
+# They work on weights, all but the first two: on gaps (head.gaps: how far a logit lies below the
+# best one, inf for never).
 
 _FAR = 64.0  # nats: a token so far below the best has weight 0 in any vocabulary
 
@@ -80,12 +81,13 @@ def scale_temperature(gap: Floats, temperature: float) -> Floats:
     return gap / temperature
 
 
-def keep_top_k(gap: Floats, k: int) -> Floats:
-    """Keep the k largest logits, and those tied with the k-th. Source: Fan et al. 2018."""
-    if k >= gap.shape[-1]:
-        return gap
+def top_k_weights(gap: Floats, k: int) -> Floats:
+    """Weights of the k largest logits, and of those tied with the k-th. Source: Fan et al. 2018."""
     kth = np.partition(gap, k - 1, axis=-1)[..., k - 1, None]  # a value: ties cannot matter
-    return np.where(gap > kth, np.inf, gap)
+    kept = gap <= kth
+    w = np.zeros(gap.shape)
+    w[kept] = integer_exp(gap[kept], head.weight_bits(gap.shape[-1]))  # of the few alone
+    return w
 
 
 @lru_cache
@@ -439,9 +441,10 @@ class Policy:
         gap = head.gaps(z)
         if self.temperature != 1:
             gap = scale_temperature(gap, self.temperature)
-        if self.top_k:
-            gap = keep_top_k(gap, self.top_k)
-        w = integer_exp(gap, head.weight_bits(z.shape[-1]))
+        if self.top_k and self.top_k < z.shape[-1]:
+            w = top_k_weights(gap, self.top_k)
+        else:
+            w = integer_exp(gap, head.weight_bits(z.shape[-1]))
         if self.top_p is not None and self.top_p < 1:  # 1 is off; with slack it would cut the tail
             w = keep_top_p(w, self.top_p)
         if self.min_p:

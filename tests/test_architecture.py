@@ -47,7 +47,7 @@ ALLOWED = {
     ("kernels.py", "statistics", "@"): "sparse ones times integers",
     ("model.py", "Model.__init__", "sum()"): "sizes",
     ("model.py", "Model.statistics", "np.add.accumulate"): "numbers the tokens that occur",
-    ("decoding.py", "keep_top_k", "np.partition"): "yields a value, whatever the order of ties",
+    ("decoding.py", "top_k_weights", "np.partition"): "yields a value, whatever the order of ties",
     ("decoding.py", "keep_top_p", ".sort() not stable"): "yields values, equal ones alike",
     ("decoding.py", "keep_typical_p", ".sort() not stable"): "no two keys are equal",
     ("decoding.py", "keep_top_p", "np.add.accumulate"): "integer weights within 2^52",
