@@ -9,7 +9,7 @@ from minigen.decoding import Policy
 from minigen.generation import generate
 from minigen.model import Model
 from minigen.streams import Stream
-from minigen.tokenizer import ByteTokenizer
+from minigen.tokenizer import END_OF_TEXT, ByteTokenizer
 
 BASE = {"N": 1024, "K": 8, "D": 64, "V": 512}
 STEPS, TOKENS = 10_000, 1_000_000
@@ -43,7 +43,8 @@ def run(text: bytes) -> list[Table]:
     )
     model, tokenizer = Model(257, 8, 32), ByteTokenizer()
     model.initialize(Stream(0, "init"))
-    policy, streams = Policy(repetition_penalty=1.1), [Stream(0, "inference")]
+    policy = Policy(repetition_penalty=1.1, suppress_tokens=(END_OF_TEXT,))
+    streams = [Stream(0, "inference")]
     pieces = generate(model, tokenizer, [""], policy, streams, max_new_tokens=TOKENS)
     step = minigen_step((257, 8, 32), draw_batches(text, 64, 8, 257))
     for part in range(1, 6):

@@ -207,7 +207,7 @@ class Model:
         per_prediction = 1.0 / gradient_scale(statistics.step_size) / statistics.step_size
         largest = max(in_parallel(lambda part: largest_magnitude(dT[part]), *dT.shape))
         unit = grid_unit(largest, self.bits)
-        gradient = np.zeros_like(self.flat)
+        gradient = np.empty_like(self.flat)
         dE, dW, db = self.views(gradient).values()
         terms = np.empty((len(dT), self.embedding_dim))  # of dE
 
@@ -215,9 +215,10 @@ class Model:
             integers, _ = round_to_grid(dT[part], self.bits, unit=unit)
             exact_matmul(E[tokens].T, integers, out=dW[:, k])
             exact_matmul(integers, W[:, k].T, out=terms[part])
-            dW[:, k] *= E_unit * unit * per_prediction
 
         multiply(products, positions, 2 * self.embedding_dim * dT.size)
+        dW *= E_unit * unit * per_prediction
+        dE[...] = 0.0
         for _, part, tokens in positions:
             dE[tokens] += terms[part]
         dE *= W_unit * unit * per_prediction
