@@ -81,18 +81,20 @@ def loss(rows: Rows, steps: int, lines: Mapping[str, float]) -> Spec:
     known = _over([{"name": name, "loss": nats} for name, nats in lines.items()])
     known = known.transform_calculate(shown="datum.loss * training_unit")
     rules = known.mark_rule(color="var(--muted)", strokeDash=[4, 4], aria=False).encode(y=y)
-    label: Spec = {"align": "right", "baseline": "bottom", "dx": -2, "dy": -3, "fontSize": 12}
-    halo = known.mark_text(**label, fill="var(--paper)", stroke="var(--paper)", strokeWidth=5)
-    names = known.mark_text(**label, color="var(--muted)")
-    place = {"x": alt.value("width"), "y": y, "text": "name:N"}
+    lowest = f"datum.name === '{min(lines, key=lines.__getitem__)}'"  # its name goes below it
+    names = [
+        known.transform_filter(which)
+        .mark_text(color="var(--muted)", align="right", baseline=side, dx=-2, dy=dy, fontSize=12)
+        .encode(x=alt.value("width"), y=y, text="name:N")
+        for which, side, dy in ((f"!({lowest})", "bottom", -3), (lowest, "top", 4))
+    ]
     tooltip = [alt.Tooltip("step:Q"), alt.Tooltip("shown:Q", title="loss", format=".4f")]
     chart = alt.layer(
         rules,
         batches.encode(x=_steps(steps, grid=False), y=y),
         smooth.encode(x=_steps(steps, grid=False), y=alt.Y("mean:Q", title=None)),
         curve.encode(x=_steps(steps, grid=False), y=y, tooltip=tooltip),
-        halo.encode(**place),
-        names.encode(**place),
+        *names,
     )
     units = [alt.param(name=f"{part}_unit", value=1) for part in ("training", "validation")]
     return _compiled(chart.add_params(*units), 360)
