@@ -18,7 +18,7 @@ def main() -> None:
     tables = []
     for name in options.sections:
         tables += import_module(f"benchmarks.{name}").run(options.text.read_bytes())
-    page = f"# Measured\n\n{machine()}\n\n" + "\n".join(map(str, tables))
+    page = f"# Measured\n\n{machine()} Text: {options.text.name}.\n\n" + "\n".join(map(str, tables))
     print(page)
     if options.sections == SECTIONS:
         (Path(__file__).parent / "results.md").write_text(page, encoding="utf-8")

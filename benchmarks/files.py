@@ -61,6 +61,7 @@ def ingestion(text: bytes, folder: Path) -> Table:
     table = Table(
         "Tokens of a large text, in a file",
         ["vocabulary", "text, MB", "MB/s", "compared with", "MB/s", "memory, MB", "target"],
+        "Copies of the text with random letters in it. Memory is the peak above the interpreter's.",
     )
     path = folder / "large.txt"
     for vocab_size, size in ((257, GIGABYTE), (1024, GIGABYTE // 4)):
