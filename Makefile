@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL = $(PYTHON) -m pip --python $(BIN)/python install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-slow test-browser screenshot check bench clean
+.PHONY: demo test test-slow test-oldest test-browser screenshot check bench clean
 
 demo: .venv/installed
 	$(BIN)/minigen demo
@@ -13,6 +13,11 @@ test: .venv/installed-dev
 
 test-slow: .venv/installed-dev
 	$(BIN)/python -m pytest -m slow
+
+# The fingerprints again, with the oldest version of every library that pyproject.toml admits.
+test-oldest: .venv-oldest/installed
+	.venv-oldest/bin/python -m pytest tests/test_environment.py tests/test_golden.py tests/test_published.py \
+		tests/test_sampling_leaves_training_unchanged.py tests/test_resume.py tests/test_verify.py
 
 # The report in a real browser: Debian's chromium, which no pip can bring.
 test-browser: .venv/installed-browser
@@ -52,4 +57,13 @@ clean:
 .venv-bench/installed: pyproject.toml benchmarks/requirements.txt
 	$(PYTHON) -m venv --without-pip .venv-bench
 	$(subst $(BIN),.venv-bench/bin,$(INSTALL)) -e '.[fast]' -r benchmarks/requirements.txt
+	touch $@
+
+OLDEST = import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	print(*(d.replace(">=", "==") for d in p["dependencies"] + p["optional-dependencies"]["fast"]))
+
+.venv-oldest/installed: pyproject.toml
+	$(PYTHON) -m venv --without-pip .venv-oldest
+	$(PYTHON) -m pip --python .venv-oldest/bin/python install --quiet --disable-pip-version-check \
+		-e . $$($(PYTHON) -c '$(OLDEST)') pytest
 	touch $@

@@ -20,6 +20,7 @@ SETTINGS = {
     "tokenizer.vocab_size": 270,
     "model.context_length": 2,
     "model.embedding_dim": 3,
+    "optimizer.learning_rate": 0.01,
     "optimizer.warmup_steps": 2,
     "evaluation.every": 2,
     "sampling.every": 2,

@@ -13,7 +13,7 @@ from minigen.streams import Stream
 
 FEWEST_STEPS, MOST_STEPS = 4, 40  # that an experiment trains
 TOKENS = 8  # of each text that an experiment asks for
-_EVALUATED = 2048  # predictions
+_EVALUATED = 512  # predictions
 
 
 @dataclass(frozen=True)
