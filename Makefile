@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL = $(PYTHON) -m pip --python $(BIN)/python install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-slow test-oldest test-browser screenshot check bench clean
+.PHONY: demo test test-slow test-oldest test-browser docs screenshot check bench clean
 
 demo: .venv/installed
 	$(BIN)/minigen demo
@@ -25,6 +25,10 @@ test-browser: .venv/installed-browser
 
 screenshot: .venv/installed-browser
 	$(BIN)/python docs/screenshot.py
+
+# Every command's output in README.md and docs/, written again.
+docs: .venv/installed-dev
+	$(BIN)/python -m tests.test_documents
 
 check: .venv/installed-dev
 	$(BIN)/ruff check .

@@ -172,7 +172,7 @@ def evaluate(model: LanguageModel, tokens: Tokens) -> Evaluation:
         perplexity=float(exp(loss)),
         tokens=n,
         bytes=tokens.bytes,
-        baselines=_baselines(bigrams, V),
+        baselines=count_baselines(bigrams, V),
         calibration_error=_calibration_error(confidences, hits) / n,
         reliability=reliability,
     )
@@ -184,7 +184,7 @@ def _calibration_error(confidences: list[int], hits: Integers) -> float:
     return sum(units) / _PER_NAT
 
 
-def _baselines(bigrams: Counter[int], vocab_size: int) -> dict[str, float]:
+def count_baselines(bigrams: Counter[int], vocab_size: int) -> dict[str, float]:
     """Nats per token of the best distribution that knows nothing, counts, or counts of pairs."""
     before: Counter[int] = Counter()
     after: Counter[int] = Counter()

@@ -161,6 +161,8 @@ def train(
         raise click.UsageError(
             f"--resume takes the config from the folder, so CONFIG must go (got {config!r})"
         )
+    if report:
+        _require_report()
     changes = overrides(settings, texts)
     path = Path(out or f"runs/{Path(config or 'fables').stem}")
 
@@ -196,6 +198,13 @@ def train(
     return 0
 
 
+def _require_report() -> None:
+    """Refuse --report before training where what it needs is not installed."""
+    from minigen.report import require
+
+    require()
+
+
 def _write_report(path: Path) -> None:
     from minigen.report import write_report
 
@@ -222,6 +231,8 @@ def demo(out: str | None, report: bool, settings: tuple[str, ...], progress: boo
     Example:
       minigen demo --out runs/demo
     """
+    if report:
+        _require_report()
     changes = overrides(settings, ())
     path = Path(out) if out else _free_folder()
 

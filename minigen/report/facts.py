@@ -15,7 +15,7 @@ from minigen.config import Config
 from minigen.corpus import Corpus, Tokens
 from minigen.errors import MinigenError
 from minigen.folder import CONFIG, METRICS, SAMPLES, read_lines
-from minigen.scoring import _baselines as count_baselines
+from minigen.scoring import count_baselines
 from minigen.tokenizer import END_OF_TEXT, ByteTokenizer
 
 Line = dict[str, Any]
