@@ -327,6 +327,7 @@ ORDER = [
     ["streams"],
     ["tokenizer"],
     ["text"],
+    ["token_cache"],
     ["corpus"],
     ["head"],
     ["kernels", "kernels_numba"],

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from minigen import corpus
 from minigen.errors import MinigenError, OptionError
+from minigen.text import Source
 from minigen.tokenizer import END_OF_TEXT, ByteTokenizer
 
 PROSE = (
@@ -35,6 +36,11 @@ def parts(text):
 
 def documents(text, mode, **options):
     return parts(corpus.from_memory(text, documents=mode, **options))[0]
+
+
+def set_block(patch, size):
+    patch.setattr("minigen.text.BLOCK", size)
+    patch.setattr("minigen.corpus.BLOCK", size)
 
 
 # Documents
@@ -99,8 +105,8 @@ def test_documents_are_those_of_their_definition_however_they_are_read(pieces):
     data = b"x" + b"".join(pieces)
     for mode in ("line", "paragraph"):
         assert documents(data, mode) == plain_documents(data, mode)
-        source = corpus._Source("a pipe", len(data), lambda: Trickle(data))
-        slowly = corpus._build("a pipe", corpus._Text([source], mode, None), 0.0, 257, None, None)
+        source = Source("a pipe", len(data), lambda: Trickle(data))
+        slowly = corpus.load([source], documents=mode)
         assert parts(slowly)[0] == plain_documents(data, mode)
 
 
@@ -111,7 +117,7 @@ def test_blocks_of_a_file_change_nothing(tmp_path, monkeypatch, mode):
     options = {"documents": mode, "validation_fraction": 0.1, "vocab_size": 290}
     whole = corpus.load([path], **options)
     for block in (7, 64, 1000):
-        monkeypatch.setattr(corpus, "_BLOCK", block)
+        set_block(monkeypatch, block)
         pieces = corpus.load([path], **options)
         assert pieces.tokenizer.merges == whole.tokenizer.merges
         assert parts(pieces) == parts(whole)
@@ -145,7 +151,8 @@ def test_standard_input_is_read_once_and_used_like_a_file(monkeypatch):
 
 
 def test_large_standard_input_is_kept_in_a_file(monkeypatch, tmp_path):
-    monkeypatch.setattr(corpus, "LARGE", 100)
+    monkeypatch.setattr("minigen.text.LARGE", 100)
+    monkeypatch.setattr("minigen.corpus.LARGE", 100)
     monkeypatch.setenv("MINIGEN_CACHE", str(tmp_path))
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(PROSE)))
     assert parts(corpus.load(["-"]))[0] == [PROSE]
@@ -251,7 +258,7 @@ def test_an_option_out_of_range_is_refused(options):
         corpus.from_memory("abc", **options)
 
 
-@pytest.mark.parametrize("text", ["some text", b"bytes", []])
+@pytest.mark.parametrize("text", ["some text", b"bytes"])
 def test_load_takes_paths_alone(text):
     with pytest.raises(OptionError, match="list of paths"):
         corpus.load(text)
@@ -298,7 +305,7 @@ def test_bytes_that_are_no_characters_are_cut_where_the_fraction_says():
 )
 def test_many_documents_are_cut_at_the_nearest_boundary_inside(texts, fraction, block):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(corpus, "_BLOCK", block)
+        set_block(patch, block)
         training, validation = parts(corpus.from_memory(texts, validation_fraction=fraction))
     assert training + validation == texts
     ends = np.cumsum([len(text) + 1 for text in texts]).tolist()
@@ -312,7 +319,7 @@ def test_many_documents_are_cut_at_the_nearest_boundary_inside(texts, fraction, 
 
 def test_a_long_document_is_cut_like_a_short_one(monkeypatch):
     whole = parts(corpus.from_memory(PROSE, validation_fraction=0.3))
-    monkeypatch.setattr(corpus, "_BLOCK", 10)
+    set_block(monkeypatch, 10)
     assert parts(corpus.from_memory(PROSE, validation_fraction=0.3)) == whole
 
 
@@ -365,7 +372,7 @@ def plain_context(tokens, index, length):
 @pytest.mark.parametrize("in_file", [False, True])
 @pytest.mark.parametrize("length", [1, 2, 5, 40])
 def test_contexts_end_where_their_document_starts(tmp_path, monkeypatch, in_file, length):
-    monkeypatch.setattr(corpus, "_BLOCK", 16)  # in a file: neighbours are mapped, others read
+    set_block(monkeypatch, 16)  # in a file: neighbours are mapped, others read
     text = corpus.from_memory(
         ["abc", "d", "", "efghijk" * 9, "é"] * 4,
         validation_fraction=0.3,
@@ -501,7 +508,9 @@ def test_a_killed_build_leaves_nothing_that_is_used_and_is_cleaned_up_later(path
     cache = tmp_path / "cache"
     run = subprocess.run([sys.executable, "-c", script, str(path), str(cache)])
     assert run.returncode == -signal.SIGKILL
-    assert [file.suffix for file in cache.iterdir()] == [".tmp"]
+    (left,) = cache.iterdir()
+    assert left.suffix == ".tmp"
+    os.utime(left, (0, 0))
     corpus.load([path], documents="line", cache=cache)
     assert [file.suffix for file in cache.iterdir()] == [".tokens"]
 
@@ -509,11 +518,9 @@ def test_a_killed_build_leaves_nothing_that_is_used_and_is_cleaned_up_later(path
 def test_what_another_process_is_building_is_left_alone(path, tmp_path):
     cache = tmp_path / "cache"
     cache.mkdir()
-    others = [f"{corpus._MACHINE}-{os.getppid()}-x.tmp", "elsewhere-99999999-x.tmp", "notes.tmp"]
-    for name in others:
-        (cache / name).touch()
+    (cache / "other.tmp").touch()
     corpus.load([path], cache=cache)
-    assert {file.name for file in cache.glob("*.tmp")} == set(others)
+    assert (cache / "other.tmp").exists()
 
 
 def test_a_cache_that_cannot_be_written_is_an_error_with_a_cure(path, tmp_path):
