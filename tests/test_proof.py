@@ -13,7 +13,7 @@ from minigen.cli import run as command
 from minigen.errors import MinigenError
 from minigen.generation import WordSource
 from minigen.model import Model, Statistics
-from minigen.proof import EXPERIMENTS, Claim, Control, environments, experiments, proven
+from minigen.proof import EXPERIMENTS, Claim, Control, environments, experiments, proven, workers
 from minigen.proof.environments import Environment, Outcome, judge, train_in
 from minigen.proof.laboratory import Laboratory
 from minigen.streams import Stream
@@ -29,7 +29,7 @@ SMALL = {
     "optimizer.warmup_steps": 2,
 }
 BYTES = {"tokenizer.vocab_size": 257}
-IN_PROCESS = [one for one in EXPERIMENTS if one is not environments.environment]
+IN_PROCESS = [one for one in EXPERIMENTS if one not in (environments.environment, workers.workers)]
 
 
 @pytest.fixture
@@ -294,6 +294,44 @@ def test_a_sub_process_reports_its_kernel_or_why_it_failed(tmp_path, laboratory)
     assert "none.toml" in failure
 
 
+# ── Workers ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def trained(*rows):
+    return {count: workers.Outcome(*row) for count, row in enumerate(rows, start=1)}
+
+
+def test_the_losses_and_weights_of_one_process_hold_where_floats_differ():
+    claim = workers.judge(("a", ("1",)), trained(("a", ("1",), "x"), ("a", ("1",), "y")), "steps")
+    assert (claim.holds, claim.control.caught) == (True, True)
+    assert "shared by 1, 2 processes" in claim.evidence
+
+
+@pytest.mark.parametrize("other", [("b", ("1",), "y"), ("a", ("2",), "y")])
+def test_other_losses_or_weights_fail_and_the_number_of_processes_is_named(other):
+    claim = workers.judge(("a", ("1",)), trained(("a", ("1",), "x"), other), "steps")
+    assert failed(claim, "2 processes: ")
+
+
+def test_floats_that_agree_for_any_number_are_a_control_that_was_not_caught():
+    claim = workers.judge(("a", ("1",)), trained(("a", ("1",), "x"), ("a", ("1",), "x")), "steps")
+    assert not proven([claim])
+
+
+def test_workers_that_disagree_fail_the_claim():
+    outcome = workers.Outcome(failure="all workers must have the same fingerprint")
+    assert failed(workers.judge(("a", ()), {2: outcome}, ""), "2 processes: all workers must")
+
+
+def test_where_mpi_is_absent_nothing_was_tested(laboratory, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(workers.sys, "executable", "/nowhere/python")
+    claim = workers.workers(laboratory())
+    assert claim.holds is None
+    assert claim.evidence == "not tested here: MPI is absent (pip install 'minigen[mpi]')"
+    assert proven([claim])
+
+
 # ── The command ──────────────────────────────────────────────────────────────────────────────────
 
 
@@ -329,6 +367,7 @@ def test_the_command_proves_a_config_and_prints_json(tmp_path, capsys):
         "incremental = whole",
         "micro-batches",
         "environment",
+        "workers",
     ]
     for claim in result["claims"]:
         assert sorted(claim) == ["control", "evidence", "holds", "name"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from minigen.config import Config
 from minigen.corpus import Progress
-from minigen.proof import experiments
+from minigen.proof import experiments, workers
 from minigen.proof.environments import environment
 from minigen.proof.laboratory import Claim as Claim
 from minigen.proof.laboratory import Control as Control
@@ -27,6 +27,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     experiments.incremental,
     experiments.micro_batches,
     environment,
+    workers.workers,
 )
 
 
