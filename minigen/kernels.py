@@ -40,7 +40,7 @@ def engine() -> ModuleType:
 def resources() -> tuple[int, ThreadPoolExecutor, Any]:
     """Return the number of threads (as many as BLAS was allowed), those that help, and BLAS."""
     blas = ThreadpoolController().select(user_api="blas")
-    threads = max((library["num_threads"] for library in blas.info()), default=1)
+    threads = max((library["num_threads"] for library in blas.info()), default=os.cpu_count() or 1)
     return threads, ThreadPoolExecutor(max(1, threads - 1)), blas
 
 
