@@ -89,17 +89,26 @@ def jax_step(shape: tuple[int, ...], batches: list) -> Step:
     return step
 
 
-def torch_generation(model: TorchModel, K: int, top_k: int, streams: int) -> Callable[[int], list]:
-    """Return the usual sampling loop: last K tokens, top-k filter, softmax, multinomial."""
+def torch_generation(
+    model: TorchModel, K: int, top_k: int, streams: int, *, masked: bool
+) -> Callable[[int], list]:
+    """Return a sampling loop: last K tokens, top-k filter, softmax, multinomial.
+
+    ``masked``: over all V tokens, the others at −inf, as nanoGPT has it; else over the k alone.
+    """
 
     @torch.inference_mode()
     def generate(tokens: int) -> list:
         contexts = torch.full((streams, K), model.embedding.num_embeddings - 1)
         texts = []
         for _ in range(tokens):
-            best, ids = torch.topk(model(contexts), top_k)
-            choice = torch.multinomial(torch.softmax(best, -1), 1)
-            drawn = ids.gather(-1, choice)
+            logits = model(contexts)
+            best, ids = torch.topk(logits, top_k)
+            if masked:
+                logits[logits < best[:, -1:]] = -torch.inf
+                drawn = torch.multinomial(torch.softmax(logits, -1), 1)
+            else:
+                drawn = ids.gather(-1, torch.multinomial(torch.softmax(best, -1), 1))
             contexts = torch.cat((contexts[:, 1:], drawn), 1)
             texts.append(drawn.flatten().tolist())
         return texts
