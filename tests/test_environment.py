@@ -75,16 +75,31 @@ print(json.dumps({{
 """
 
 
-def train_in(name):
+# Products of plain floats of many shapes, and nothing of minigen.
+PRODUCTS = """
+import numpy as np
+for n in range(8, 1500, 56):
+    x, y = np.ones((n, 144)), np.ones((n, 640))
+    x.T @ y, y @ y.T[:, :200], y[:, :300].T @ x
+"""
+
+
+def start(name, program):
     variables = {key: value for key, value in os.environ.items() if key not in OURS}
-    program = PROGRAM.format(no_numba="no numba" in name)
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-c", program],
         env=variables | ENVIRONMENTS[name],
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def train_in(name):
+    """What the program reports; None where numpy alone crashes (2.5.5 does, made to be Haswell)."""
+    done = start(name, PROGRAM.format(no_numba="no numba" in name))
+    if done.returncode < 0 and start(name, PRODUCTS).returncode < 0:
+        return None
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -92,11 +107,14 @@ def train_in(name):
 @pytest.fixture(scope="module")
 def reports():
     with ThreadPoolExecutor(2) as pool:
-        return dict(zip(ENVIRONMENTS, pool.map(train_in, ENVIRONMENTS), strict=True))
+        found = zip(ENVIRONMENTS, pool.map(train_in, ENVIRONMENTS), strict=True)
+        return {name: report for name, report in found if report}
 
 
 @pytest.mark.parametrize("name", list(ENVIRONMENTS)[1:])
 def test_weights_losses_and_samples_are_those_of_the_first_environment(reports, name):
+    if name not in reports:
+        pytest.skip("plain numpy crashes here")
     assert reports[name]["same"] == reports["1 thread"]["same"]
 
 

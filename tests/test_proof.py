@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import threading
 from pathlib import Path
 
@@ -68,7 +69,7 @@ def laboratory(tmp_path):
         ({"optimizer.weight_decay": 0.0, "optimizer.gradient_clip": 0.0}, TEXT),
         ({"optimizer.learning_rate": 1e-300}, TEXT),
         ({"evaluation.every": 1, "sampling.every": 1, "checkpoint.every": 1}, TEXT),
-        ({"sampling.max_new_tokens": 0, "sampling.prompt": ""}, TEXT),
+        ({"sampling.max_new_tokens": 1, "sampling.prompt": ""}, TEXT),
         ({"sampling.temperature": 0.0}, TEXT),
         ({"sampling.top_k": 3, "sampling.no_repeat_ngram_size": 2}, TEXT),
         ({"run.seed": 9}, TEXT),
@@ -292,6 +293,19 @@ def test_a_sub_process_reports_its_kernel_or_why_it_failed(tmp_path, laboratory)
     assert outcome.kernel
     failure = train_in(Environment("plain", {}), tmp_path / "none.toml").failure
     assert "none.toml" in failure
+
+
+@pytest.mark.parametrize(("plain_dies", "unavailable"), [(True, True), (False, False)])
+def test_a_process_killed_by_a_signal_is_left_out_only_where_plain_numpy_is_killed_too(
+    monkeypatch, plain_dies, unavailable
+):
+    def start(environment, path, *options):
+        status = -11 if plain_dies or not options else 0
+        return subprocess.CompletedProcess([], status, b"", b"")
+
+    monkeypatch.setattr(environments, "_start", start)
+    outcome = train_in(Environment("plain", {}), Path("config.toml"))
+    assert (outcome.failure, outcome.unavailable) == ("killed by signal 11", unavailable)
 
 
 # ── Workers ──────────────────────────────────────────────────────────────────────────────────────
