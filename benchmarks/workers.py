@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks.harness import Table, Times
 from minigen import Config, Run
+from minigen.model import Statistics
 from minigen.proof.workers import mpiexec
 
 SHAPES = [(256, 6, 24, 640), (4096, 6, 24, 640), (16384, 8, 64, 257)]  # N, K, D, V
@@ -64,16 +65,24 @@ def config_of(N: int, K: int, D: int, V: int, text: Path) -> Config:
 
 
 def contestant(shape: list[int], text: Path) -> dict[str, float]:
-    """Median seconds of a step, of its sums and of what every worker does alike; bytes a step."""
+    """Median seconds of a step, of its sums and of what every worker does alike; bytes a step.
+
+    Asserts that the bytes are those of the formula: K·V + 1 for the rows that occur, then R of
+    them, of V numbers each, and four numbers more.
+    """
     from mpi4py import MPI
 
     communicator = Counted(MPI.COMM_WORLD)
     run = Run(config_of(*shape, text), workers=communicator)
-    steps, sums, alike, rows = [], [], [], []
+    _, K, _, V = shape
+    steps, sums, alike, sizes = [], [], [], []
     gradient, update = run.model.gradient, run.optimizer.update
 
     def timed(function: Any) -> Any:
         def call(*arguments: Any) -> Any:
+            if isinstance(arguments[0], Statistics):
+                R = len(arguments[0].rows)
+                assert communicator.bytes == K * V + 1 + 8 * (R * V + 4)
             start = time.perf_counter()
             result = function(*arguments)
             alike[-1] += time.perf_counter() - start
@@ -89,12 +98,12 @@ def contestant(shape: list[int], text: Path) -> dict[str, float]:
         run.train(1)
         steps.append(time.perf_counter() - start)
         sums.append(communicator.seconds)
-        rows.append(communicator.bytes)
+        sizes.append(communicator.bytes)
     return {
         "step": median(steps[WARM_UP:]),
         "sums": median(sums[WARM_UP:]),
         "alike": median(alike[WARM_UP:]),
-        "bytes": median(rows[WARM_UP:]),
+        "bytes": median(sizes[WARM_UP:]),
     }
 
 
