@@ -15,9 +15,8 @@ def main() -> None:
     parser.add_argument("sections", nargs="*", default=SECTIONS, help="default: all")
     parser.add_argument("--text", type=Path, default=FABLES, help="default: the embedded text")
     options = parser.parse_args()
-    tables = []
-    for name in options.sections:
-        tables += import_module(f"benchmarks.{name}").run(options.text.read_bytes())
+    sections = [import_module(f"benchmarks.{name}") for name in options.sections]
+    tables = [table for section in sections for table in section.run(options.text.read_bytes())]
     page = f"# Measured\n\n{machine()} Text: {options.text.name}.\n\n" + "\n".join(map(str, tables))
     print(page)
     if options.sections == SECTIONS:
