@@ -47,8 +47,8 @@ compiled reductions of floats, workspaces for arrays below 32 MB.
 """
 AGAINST_LIMIT = """
 X·T and Xᵀ·d are scipy's sparse products; *products* the three BLAS products at every position,
-on all cores;
-*exp* one `numpy.exp` over N × V; *traffic* reads and writes the optimizer's arrays once.
+on all cores; *exp* is one `numpy.exp` over N × V; *traffic* reads and writes the optimizer's
+arrays once.
 """
 Batches = list[tuple[np.ndarray, np.ndarray]]
 
