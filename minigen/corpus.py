@@ -82,27 +82,25 @@ class Tokens:
 
         A context ends at the start of its document: what is older is `<|endoftext|>`.
         """
-        windows = self._windows(np.asarray(indices, np.int64), context_length)  # (N, K + 1)
-        contexts = windows[:, :-1].astype(np.int64)  # (N, K)
-        rows = np.flatnonzero((contexts == END_OF_TEXT).any(axis=1))
-        newest_first = contexts[rows, ::-1]
-        has_ended = np.logical_or.accumulate(newest_first == END_OF_TEXT, axis=1)
-        newest_first[has_ended] = END_OF_TEXT
-        contexts[rows] = newest_first[:, ::-1]
-        return contexts, windows[:, -1].astype(np.int64)
+        windows = self._windows(np.asarray(indices, np.int64), context_length)  # (K + 1, N)
+        has_ended = np.zeros(windows.shape[1], bool)  # (N,)
+        for tokens in windows[-2::-1]:  # (N,), newest first
+            has_ended |= tokens == END_OF_TEXT
+            tokens[has_ended] = END_OF_TEXT
+        return windows[:-1].T.astype(np.int64, order="C"), windows[-1].astype(np.int64)
 
     def _windows(self, indices: NDArray[np.int64], context_length: int) -> NDArray[Any]:
-        """Return the tokens of each context and its target (N, K + 1)."""
-        positions = indices[:, None] + np.arange(1 - context_length, 2)  # (N, K + 1)
+        """Return the tokens of each context and its target (K + 1, N)."""
+        positions = indices + np.arange(1 - context_length, 2)[:, None]  # (K + 1, N)
         reach = indices.max(initial=0) - indices.min(initial=len(self))
         if self._file is None or reach <= BLOCK:
             # Clipping repeats the first token, <|endoftext|>, before the start.
             windows = self.array.take(positions, mode="clip")
             self._release()
             return windows
-        first = positions[:, 0] < 0
-        windows = self._file.windows(self._start + positions[:, 0] * ~first, context_length + 1)
-        windows[first] = self.array.take(positions[first], mode="clip")
+        first = positions[0] < 0
+        windows = self._file.windows(self._start + positions[0] * ~first, context_length + 1).T
+        windows[:, first] = self.array.take(positions[:, first], mode="clip")
         return windows
 
     def _release(self) -> None:

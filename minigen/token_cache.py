@@ -66,12 +66,11 @@ class TokenFile:
         For tokens far apart: a page of the map, with up to 2 MB around it, counts as memory of
         this process once it is touched, and to map it takes longer than to read from it.
         """
-        dtype = self.array.dtype
-        read = bytearray()
-        for start in starts.tolist():
-            self._file.seek(start * dtype.itemsize)
-            read += self._file.read(width * dtype.itemsize)
-        return np.frombuffer(read, dtype).reshape(-1, width)
+        size, read = width * self.array.itemsize, []
+        for place in (starts * self.array.itemsize).tolist():
+            self._file.seek(place)
+            read.append(self._file.read(size))
+        return np.frombuffer(bytearray().join(read), self.array.dtype).reshape(-1, width)
 
     def release(self) -> None:
         """Give the pages of the map back to the system, which keeps them while it can."""
