@@ -42,7 +42,7 @@ more; with a large vocabulary the three products, which BLAS computes in float64
 of float32, and memory, since the table outgrows the cache. What made it fast, in order: inner loops
 that use wide instructions (no negative index possible, no sum of floats); table rows only for
 tokens that occur at a position; threads of our own with BLAS at one, a product per position.
-Tried, no gain: a private dT per thread, scattering position by position, W kept transposed,
+Tried, no gain: a private dT per thread, scattering by position or by sorted row, W kept transposed,
 compiled reductions of floats, workspaces for arrays below 32 MB.
 """
 AGAINST_LIMIT = """
