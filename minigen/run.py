@@ -108,6 +108,11 @@ class Run:
             raise MinigenError(
                 "this run was trained on a text that is not in it: give that text to train on"
             )
+        if text is None and self.workers.size > 1 and "-" in table.text:
+            raise OptionError(
+                "standard input reaches the first worker alone: name files that all can read "
+                "(got -)"
+            )
         options: dict[str, Any] = {
             "documents": table.documents,
             "validation_fraction": table.validation_fraction,

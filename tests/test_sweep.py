@@ -225,7 +225,14 @@ def test_one_bar_shows_the_steps_of_all_runs(minigen: Command, here):
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no choice of cores here")
-def test_an_interruption_saves_every_run_once_and_says_how_to_go_on(tmp_path):
+@pytest.mark.parametrize(
+    "interruption",
+    [
+        "os.kill(os.getppid(), signal.SIGTERM)",
+        "os.killpg(os.getpgid(os.getppid()), signal.SIGINT)",  # what Ctrl-C does in a terminal
+    ],
+)
+def test_an_interruption_saves_every_run_once_and_says_how_to_go_on(tmp_path, interruption):
     code = (
         "import os, signal, time\n"
         "from minigen.cli import run\n"
@@ -233,7 +240,7 @@ def test_an_interruption_saves_every_run_once_and_says_how_to_go_on(tmp_path):
         "steps = RunFolder.steps\n"
         "def interrupted(folder):\n"
         "    for record in steps(folder):\n"
-        "        if record.step == 3: os.kill(os.getppid(), signal.SIGTERM)\n"
+        f"        if record.step == 3: {interruption}\n"
         "        workers = folder.run.workers\n"
         "        while record.step == 3 and not workers.asked_to_stop: time.sleep(0.01)\n"
         "        yield record\n"
@@ -245,6 +252,7 @@ def test_an_interruption_saves_every_run_once_and_says_how_to_go_on(tmp_path):
     arguments = ["sweep", "fables", *TINY_SETTINGS, "--seeds", "0:3", "--out", "out"]
     done = subprocess.run(
         [sys.executable, "job.py", *arguments],
+        start_new_session=True,
         capture_output=True,
         text=True,
         cwd=tmp_path,

@@ -279,6 +279,8 @@ def test_a_worker_that_fails_alone_says_so_and_ends_the_others(command):
     [
         (["--set", "optimizer.learning_rate=1e300"], 1, "training diverged at step "),
         (["--set", "training.batch_size=0"], 2, "training.batch_size must be "),
+        (["--text", "-"], 2, "standard input reaches the first worker alone"),
+        (["--resume"], 2, "--resume takes the config from the folder"),
     ],
 )
 def test_an_error_of_all_is_told_once(command, arguments, status, message):

@@ -20,7 +20,7 @@ from minigen.cli.options import (
     text_option,
 )
 from minigen.cli.training import deferred_interrupts, one_voice
-from minigen.errors import MinigenError
+from minigen.errors import MinigenError, OptionError
 
 if TYPE_CHECKING:
     from minigen.config import Config
@@ -61,12 +61,12 @@ def sweep(
         from minigen.sweep import create, find, is_done, parse_axes, parse_seeds, plan, table
 
         given = {"CONFIG": config, "--text": texts, "--set": settings, "--seeds": seeds}
-        if resume and (named := [name for name, value in given.items() if value]):
-            raise click.UsageError(
-                f"--resume takes all of it from the folder, so {', '.join(named)} must go"
-            )
 
         def load() -> dict[Path, Config]:
+            if resume and (named := [name for name, value in given.items() if value]):
+                raise OptionError(
+                    f"--resume takes all of it from the folder, so {', '.join(named)} must go"
+                )
             if not resume:
                 base = Config.load(
                     config or "fables", {"corpus.text": list(texts)} if texts else {}

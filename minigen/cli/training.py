@@ -22,7 +22,7 @@ from minigen.cli.options import (
     shows_progress,
     text_option,
 )
-from minigen.errors import MinigenError
+from minigen.errors import MinigenError, OptionError
 
 if TYPE_CHECKING:
     from minigen.folder import RunFolder
@@ -157,13 +157,6 @@ def train(
     Example:
       minigen train fables --text book.txt --set training.steps=500 --out runs/book
     """
-    if resume and config is not None:
-        raise click.UsageError(
-            f"--resume takes the config from the folder, so CONFIG must go (got {config!r})"
-        )
-    if report:
-        _require_report()
-    changes = overrides(settings, texts)
     path = Path(out or f"runs/{Path(config or 'fables').stem}")
 
     from minigen.config import Config
@@ -171,6 +164,13 @@ def train(
     from minigen.run import Run
 
     def load() -> Config:
+        if resume and config is not None:
+            raise OptionError(
+                f"--resume takes the config from the folder, so CONFIG must go (got {config!r})"
+            )
+        if report:
+            _require_report()
+        changes = overrides(settings, texts)
         if not resume:
             require_empty(path)
             return Config.load(config or "fables", changes)
@@ -231,6 +231,9 @@ def demo(out: str | None, report: bool, settings: tuple[str, ...], progress: boo
     Example:
       minigen demo --out runs/demo
     """
+    with one_voice() as workers:
+        if workers.size > 1:
+            raise OptionError("demo is for one process (train and sweep are for mpiexec, too)")
     if report:
         _require_report()
     changes = overrides(settings, ())
