@@ -288,10 +288,10 @@ def test_a_sub_process_reports_its_kernel_or_why_it_failed(tmp_path, laboratory)
     path.write_text(lab.config.to_toml())
     run = lab.run()
     lab.train(run)
-    outcome = train_in(Environment("plain", {}, numba=False), path)
+    outcome = train_in(Environment("plain", {}, numba=False), path, lab.start)
     assert outcome.fingerprint == run.fingerprint != outcome.float_fingerprint
     assert outcome.kernel
-    failure = train_in(Environment("plain", {}), tmp_path / "none.toml").failure
+    failure = train_in(Environment("plain", {}), tmp_path / "none.toml", lab.start).failure
     assert "none.toml" in failure
 
 
@@ -299,12 +299,12 @@ def test_a_sub_process_reports_its_kernel_or_why_it_failed(tmp_path, laboratory)
 def test_a_process_killed_by_a_signal_is_left_out_only_where_plain_numpy_is_killed_too(
     monkeypatch, plain_dies, unavailable
 ):
-    def start(environment, path, *options):
+    def start(environment, path, checkpoint, *options):
         status = -11 if plain_dies or not options else 0
         return subprocess.CompletedProcess([], status, b"", b"")
 
     monkeypatch.setattr(environments, "_start", start)
-    outcome = train_in(Environment("plain", {}), Path("config.toml"))
+    outcome = train_in(Environment("plain", {}), Path("config.toml"), Path("start"))
     assert (outcome.failure, outcome.unavailable) == ("killed by signal 11", unavailable)
 
 

@@ -77,12 +77,12 @@ class Outcome:
     unavailable: bool = False
 
 
-def train_in(environment: Environment, config_path: Path) -> Outcome:
-    """Train a config, and its twin in plain floats, in a sub-process."""
-    done = _start(environment, config_path)
+def train_in(environment: Environment, config_path: Path, start: Path) -> Outcome:
+    """Train a config, and from a checkpoint its twin in plain floats, in a sub-process."""
+    done = _start(environment, config_path, start)
     if done.returncode < 0:
         # Where plain numpy is killed by a signal too, its machine code is not for this processor.
-        plain = _start(environment, config_path, "--only-floats")
+        plain = _start(environment, config_path, start, "--only-floats")
         signal = f"killed by signal {-done.returncode}"
         return Outcome(failure=signal, unavailable=plain.returncode < 0)
     if done.returncode:
@@ -112,7 +112,8 @@ def _start(environment: Environment, *arguments: Any) -> subprocess.CompletedPro
 def report() -> None:
     """Train the config of the command line, exactly and in floats; print what came of it."""
     config = Config.load(Path(sys.argv[1]))
-    run, floats = Run(config), Run(config)
+    run, floats = Run(config), Run.load(sys.argv[2], config=config)
+    floats.corpus = run.corpus
     with_floats(floats)
     if "--only-floats" not in sys.argv:
         run.train()
@@ -136,7 +137,7 @@ def environment(lab: Laboratory) -> Claim:
     path.write_text(lab.config.to_toml(), encoding="utf-8")
     offered = environments()
     with ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
-        outcomes = list(pool.map(lambda one: train_in(one, path), offered))
+        outcomes = list(pool.map(lambda one: train_in(one, path, lab.start), offered))
     run = lab.run()
     lab.train(run)
     return judge(run.fingerprint, {e.name: o for e, o in zip(offered, outcomes, strict=True)})
