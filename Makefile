@@ -42,10 +42,11 @@ bench: .venv-bench/installed
 clean:
 	rm -rf .venv .venv-* runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-# pip works on the new environment from outside, so that no python3-venv package is needed.
+# pip works on the new environment from outside, so that no python3-venv package is needed, and
+# puts a pip in it for those who activate it.
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv --without-pip .venv
-	$(INSTALL) -e '.[fast]'
+	$(INSTALL) pip -e '.[fast]'
 	touch $@
 
 .venv/installed-dev: .venv/installed
