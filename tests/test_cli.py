@@ -45,6 +45,12 @@ def test_help_lists_every_command_and_imports_no_library_of_training() -> None:
     assert not any(f"'{name}'" in out for name in ("numpy", "scipy", "numba", "pydantic"))
 
 
+def test_no_command_shows_the_help(minigen: Command) -> None:
+    result = minigen()
+    assert (result.status, result.err) == (0, "")
+    assert result.out == minigen("--help").out
+
+
 def test_version_is_the_package_version(minigen: Command) -> None:
     assert minigen("--version").out.startswith("minigen 0.")
 

@@ -1,4 +1,4 @@
-"""The command line: the only room that reads a terminal, and where every error becomes one line.
+"""The command line: the only part that reads a terminal, where every error becomes one line.
 
 stdout carries results, stderr everything else. Exit status: 0 done, 1 a claim failed or something
 that was read is wrong, 2 wrong usage, 130 interrupted.
@@ -55,19 +55,26 @@ class _Commands(click.Group):
             return 0
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_Commands,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(package_name="minigen", message="%(prog)s %(version)s")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """Train a tiny text generator, and show that one config gives one fingerprint.
 
     MODEL is a checkpoint file or a run folder (its highest step). CONFIG is a TOML file or the
-    name of a shipped one: fables, bigram, names.
+    name of a shipped one: fables (the default), bigram, names.
 
     \b
     Example:
       minigen train fables --out runs/fables
       minigen generate runs/fables "Once"
     """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:

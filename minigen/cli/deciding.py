@@ -8,6 +8,7 @@ import click
 
 from minigen.cli.generating import build_policy, policy_options
 from minigen.cli.options import (
+    count_option,
     json_option,
     model_argument,
     print_json,
@@ -21,11 +22,13 @@ from minigen.errors import OptionError
 @click.command("next")
 @model_argument
 @prompt_argument
-@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, metavar="N")
+@count_option("--top", 10, "How many to show.")
 @policy_options
 @json_option
 def next_(model: str, prompt: bytes | None, top: int, as_json: bool, **options: Any) -> None:
-    """Show the candidates for the token after PROMPT, after filters if options are given.
+    """Show the likeliest tokens to follow PROMPT.
+
+    Probabilities are the model's own, or, where options are given, those that they leave.
 
     \b
     Example:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from minigen.cli.options import (
+    count_option,
     json_option,
     model_argument,
     note,
@@ -78,10 +79,14 @@ def policy_options(command: Callable[..., Any]) -> Callable[..., Any]:
         multiple=True,
         type=TokenBias(),
         metavar="ID=BIAS",
-        help="Add BIAS to the logit of token ID.",
+        help="Add BIAS to the logit of token ID. May be repeated.",
     )(command)
     command = click.option(
-        "--suppress-token", multiple=True, type=int, metavar="ID", help="Never choose token ID."
+        "--suppress-token",
+        multiple=True,
+        type=int,
+        metavar="ID",
+        help="Never choose token ID. May be repeated.",
     )(command)
     for name, (kind, text) in reversed(_POLICY_OPTIONS.items()):
         option = click.option(f"--{name.replace('_', '-')}", type=kind, help=text)
@@ -177,9 +182,9 @@ def _json_line(continuation: "Continuation", sample: int, seed: int | None) -> d
 @click.command()
 @model_argument
 @prompt_argument
-@click.option("--max-new-tokens", type=click.IntRange(min=1), default=200, show_default=True)
+@count_option("--max-new-tokens", 200, "End after so many tokens.")
 @policy_options
-@click.option("--num-beams", type=click.IntRange(min=1), default=1, show_default=True)
+@count_option("--num-beams", 1, "Search for the likeliest text with so many beams.")
 @click.option(
     "--length-penalty",
     type=float,
@@ -188,11 +193,13 @@ def _json_line(continuation: "Continuation", sample: int, seed: int | None) -> d
     help="Divide a beam's log-probability by its length to this power.",
 )
 @click.option("--draft", metavar="MODEL", help="A smaller model that proposes tokens.")
-@click.option("--num-draft-tokens", type=click.IntRange(min=1), default=4, show_default=True)
-@click.option("--num-samples", type=click.IntRange(min=1), default=1, show_default=True)
+@count_option("--num-draft-tokens", 4, "How many tokens the draft proposes at a time.")
+@count_option("--num-samples", 1, "Texts for each prompt, each from a stream of its own.")
 @click.option("--seed", type=Seed(), default=0, show_default=True, help="A number, or random.")
-@click.option("--stop", multiple=True, metavar="TEXT", help="End before this text.")
-@click.option("--prompts", "prompts_path", metavar="FILE", help="A prompt a line.")
+@click.option(
+    "--stop", multiple=True, metavar="TEXT", help="End before this text. May be repeated."
+)
+@click.option("--prompts", "prompts_path", metavar="FILE", help="Continue each line of a file.")
 @click.option("--stream/--no-stream", default=True, help="Write text as soon as it is certain.")
 @json_option
 def generate(

@@ -11,7 +11,7 @@ from minigen.cli.options import json_option, model_argument, print_json
 @model_argument
 @json_option
 def info(model: str, as_json: bool) -> None:
-    """Show step, shapes, config, stream positions and fingerprint of MODEL.
+    """Show step, shapes, streams, config and fingerprint of MODEL.
 
     \b
     Example:

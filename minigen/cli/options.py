@@ -28,20 +28,27 @@ text_option = click.option(
     "texts",
     multiple=True,
     metavar="PATH",
-    help="A text to read instead of the configured one: a file, a folder, or - for stdin.",
+    help="A text to read instead of the configured one: a file, a folder, or - for stdin. May be "
+    "repeated.",
 )
 set_option = click.option(
     "--set",
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Override a config key, as training.steps=500; the value is TOML.",
+    help="Override a config key, as training.steps=500; the value is TOML. May be repeated.",
 )
 progress_option = click.option(
     "--progress/--no-progress",
     default=None,
     help="Show progress bars; by default only on a terminal.",
 )
+
+
+def count_option(name: str, default: int, text: str) -> Decorator:
+    """Return an option that takes a whole number from 1 on."""
+    kind = click.IntRange(min=1)
+    return click.option(name, type=kind, metavar="N", default=default, show_default=True, help=text)
 
 
 def _finite(value: Any) -> Any:

@@ -34,7 +34,7 @@ def prove(
     as_json: bool,
     progress: bool | None,
 ) -> int:
-    """Show by experiments what leaves the bits of CONFIG's training as they are.
+    """Prove by experiments what leaves the bits of a training alone.
 
     Each claim has a control: the same comparison on a set-up that is known to break it, which must
     be caught. Exit status 1 if a claim fails or a control is not caught.
@@ -59,12 +59,15 @@ def prove(
     if as_json:
         print_json({"claims": [asdict(claim) for claim in claims], "holds": holds})
         return 0 if holds else 1
-    verdicts = {True: "holds", False: "FAILS", None: "not tested here"}
+    verdicts = {True: "holds", False: "FAILS", None: "untested"}
     for claim in claims:
-        caught = "caught" if claim.control.caught else "NOT CAUGHT"
+        missed = "untested" if claim.holds is None else "NOT CAUGHT"
         _row(claim.name, verdicts[claim.holds], claim.evidence)
-        _row("  control", caught, claim.control.description)
-    click.echo("\nEverything holds." if holds else "\nNot everything holds.")
+        _row("  control", "caught" if claim.control.caught else missed, claim.control.description)
+    everything = "Everything"
+    if any(claim.holds is None for claim in claims):
+        everything += " that could be tested here"
+    click.echo(f"\n{everything} holds." if holds else "\nNot everything holds.")
     return 0 if holds else 1
 
 
@@ -80,8 +83,9 @@ def _row(name: str, verdict: str, text: str) -> None:
 @text_option
 @progress_option
 def verify(model: str, texts: tuple[str, ...], progress: bool | None) -> int:
-    """Train again from the config inside MODEL, and compare every bit of weights and moments.
+    """Train MODEL again, and compare every bit.
 
+    The config is the one inside MODEL; weights, moments, merges and batches must come out the same.
     A text that is not the embedded one is found by the config.toml beside the file, or given with
     --text. Exit status 1 if anything differs.
 

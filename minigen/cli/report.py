@@ -7,9 +7,10 @@ import click
 @click.argument("run")
 @click.option("--out", metavar="FILE", help="Where to write.  [default: report.html in RUN]")
 def report(run: str, out: str | None) -> None:
-    """Write a page about RUN, a run folder or a checkpoint: charts, samples, and its twin.
+    """Write a page about RUN, a run folder or a checkpoint.
 
-    The page generates text in JavaScript, with the same bits as Python. It needs no network.
+    It holds charts and samples, and generates text in JavaScript, with the same bits as Python. It
+    needs no network, and pip install 'minigen[report]' to be written.
 
     \b
     Example:

@@ -23,7 +23,9 @@ from minigen.errors import MinigenError
 @click.option("--file", "path", metavar="PATH", help="Score a file's bytes instead of TEXT.")
 @json_option
 def score(model: str, text: bytes | None, path: str | None, as_json: bool) -> None:
-    """Show how likely MODEL holds TEXT to be, token by token; - reads it from standard input.
+    """Show how likely MODEL holds TEXT to be, token by token.
+
+    TEXT may be -, for standard input.
 
     \b
     Example:
@@ -57,7 +59,10 @@ def score(model: str, text: bytes | None, path: str | None, as_json: bool) -> No
 @text_option
 @json_option
 def evaluate(model: str, texts: tuple[str, ...], as_json: bool) -> None:
-    """Measure MODEL on its validation text, or on given text, against what counting would reach.
+    """Measure loss and calibration of MODEL on its validation text.
+
+    Another text is given with --text. Beside the loss stand the entropies of that text's own counts
+    of single tokens and of pairs.
 
     \b
     Example:
