@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
-from io import BytesIO
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,8 +39,8 @@ class Tokens:
     """The predictions of a flat array of tokens (T + 1,) that opens and ends with `<|endoftext|>`.
 
     Prediction i, from 0 to T - 1, has token i + 1 as its target and the tokens up to i as its
-    context. `array` may be the part from `start` on of a token file, mapped into memory; `blocks`
-    goes through it without filling the memory.
+    context. `array` may be the part from `start` on of a token file, mapped into memory; `read`
+    and `blocks` do not fill the memory with it.
     """
 
     def __init__(
@@ -59,11 +58,20 @@ class Tokens:
     def __len__(self) -> int:
         return len(self.array) - 1
 
+    def part(self, start: int, stop: int) -> "Tokens":
+        """Return the tokens from `start` to before `stop`."""
+        return Tokens(self.array[start:stop], self._tokenizer, self._file, self._start + start)
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        """Return the tokens from `start` to before `stop`; of a file, only they are in memory."""
+        if self._file is None:
+            return self.array[start:stop]
+        return self._file.read(self._start + start, self._start + stop)
+
     def blocks(self) -> Iterator[NDArray[Any]]:
-        """Yield all T + 1 tokens, about a million at a time."""
+        """Yield all T + 1 tokens, some at a time."""
         for start in range(0, len(self.array), BLOCK):
-            yield self.array[start : start + BLOCK]
-            self._release()
+            yield self.read(start, min(start + BLOCK, len(self.array)))
 
     @cached_property
     def bytes(self) -> int:
@@ -92,20 +100,16 @@ class Tokens:
     def _windows(self, indices: NDArray[np.int64], context_length: int) -> NDArray[Any]:
         """Return the tokens of each context and its target (K + 1, N)."""
         positions = indices + np.arange(1 - context_length, 2)[:, None]  # (K + 1, N)
-        reach = indices.max(initial=0) - indices.min(initial=len(self))
-        if self._file is None or reach <= BLOCK:
-            # Clipping repeats the first token, <|endoftext|>, before the start.
-            windows = self.array.take(positions, mode="clip")
-            self._release()
-            return windows
+        # Clipping repeats the first token, <|endoftext|>, before the start.
+        if self._file is None or not len(indices):
+            return self.array.take(positions, mode="clip")
+        low, high = max(int(positions.min()), 0), int(positions.max())
+        if high - low <= BLOCK:
+            return self.read(low, high + 1).take(positions - low, mode="clip")
         first = positions[0] < 0
         windows = self._file.windows(self._start + positions[0] * ~first, context_length + 1).T
         windows[:, first] = self.array.take(positions[:, first], mode="clip")
         return windows
-
-    def _release(self) -> None:
-        if self._file is not None:
-            self._file.release()
 
 
 @dataclass(frozen=True)
@@ -157,24 +161,31 @@ def load(
     if isinstance(text, str | bytes) and text != "fables":
         raise OptionError(f'text must be "fables" or a list of paths (got {text!r})')
     name = "fables" if text == "fables" else "external"
-    paths = [FABLES] if text == "fables" else text
-    sources = [
-        source for path in paths for source in ([path] if isinstance(path, Source) else find(path))
-    ]
+    sources: list[Source] = []
+    for path in [FABLES] if text == "fables" else text:
+        sources += [path] if isinstance(path, Source) else find(path)
     read = Text(sources, documents, progress)
     if cache is None and read.size > LARGE:
         cache = token_cache.default_folder()
-    recipe = [read.sha256, documents, float(validation_fraction)]
     # The text is divided, and merges are learned and applied, where its bytes are its tokens.
-    parts = _keep(
-        ByteTokenizer(), cache, recipe, lambda file: _write_bytes(file, read, validation_fraction)
-    )
+    recipe: list[Any] = [read.sha256, documents]
+    byte_tokens = ByteTokenizer().encode_stream(read.characters())
+    whole = _keep(byte_tokens, ByteTokenizer(), cache, recipe)
+    if not len(whole):
+        raise MinigenError(
+            f"the text must hold a document (got {read.size} bytes, all of them line ends or "
+            "blank lines)"
+        )
+    recipe.append(float(validation_fraction))
+    parts = _divide(whole, validation_fraction, cache, recipe)
     if tokenizer is None:
         tokenizer = _learn(parts[0], vocab_size, cache, [*recipe, vocab_size], read.report)
     if tokenizer.merges:
-        write = partial(_write_tokens, parts=parts, tokenizer=tokenizer, report=read.report)
-        parts = _keep(tokenizer, cache, [*recipe, tokenizer.state()], write)
-    return Corpus(*parts, tokenizer, read.sha256, name)
+        for i, phase in enumerate(("encoding", "encoding validation")):
+            tokens = tokenizer.encode_stream(_characters(parts[i], partial(read.report, phase)))
+            parts[i] = _keep(tokens, tokenizer, cache, [*recipe, tokenizer.state(), phase])
+    training, validation = parts
+    return Corpus(training, validation, tokenizer, read.sha256, name)
 
 
 def from_memory(
@@ -187,93 +198,62 @@ def from_memory(
 
 
 def _keep(
+    blocks: Iterable[NDArray[Any]],
     tokenizer: ByteTokenizer,
     cache: Path | None,
     recipe: list[Any],
-    write: Callable[[IO[bytes]], int],
-) -> tuple[Tokens, Tokens]:
-    """Return both parts of what `write` writes, from memory or from a file of the cache."""
-    file: TokenFile | None = None
+) -> Tokens:
+    """Return tokens that come in blocks, in memory or in a file of the cache."""
     if cache is None:
-        memory = BytesIO()
-        size = write(memory)
-        array: NDArray[Any] = np.frombuffer(memory.getbuffer(), tokenizer.dtype)
-    else:
-        file = token_cache.keep(
-            token_cache.path_of(cache, recipe, "tokens"), tokenizer.dtype, write
-        )
-        array, size = file.array, file.training_size
-    # The <|endoftext|> between the parts belongs to both.
-    return (
-        Tokens(array[:size], tokenizer, file),
-        Tokens(array[size - 1 :], tokenizer, file, start=size - 1),
-    )
+        return Tokens(np.concatenate(list(blocks)), tokenizer)
+    path = token_cache.path_of(cache, recipe, "tokens")
+    file = token_cache.keep(path, tokenizer.dtype, blocks)
+    return Tokens(file.array, tokenizer, file)
 
 
-def _write_bytes(file: IO[bytes], text: Text, validation_fraction: float) -> int:
-    """Write the text as tokens of the byte vocabulary; return how many are the training part's.
+def _divide(
+    whole: Tokens, validation_fraction: float, cache: Path | None, recipe: list[Any]
+) -> list[Tokens]:
+    """Return the training and the validation part of the tokens of bytes.
 
-    Where the one document goes on in the validation part, `<|endoftext|>` is put in between.
+    The `<|endoftext|>` between two documents belongs to both parts.
     """
-    total = ends = 0
-    for block in text.characters():
-        file.write(block.encode("utf-16-le"))
-        total += len(block)
-        if ends < 3:
-            ends += block.count(_END)
-    if total == 1:
-        raise MinigenError(
-            f"the text must hold a document (got {text.size} bytes, all of them line ends or "
-            "blank lines)"
-        )
+    cut = last = len(whole)
+    if any((block == END_OF_TEXT).any() for block in whole.part(1, last).blocks()):
+        held_out = round(last * validation_fraction)
+        if held_out:
+            cut = _nearest_end(whole, max(last - held_out, 1))
+    else:  # one document: cut before the last character that begins in time
+        ideal = last - round((last - 1) * validation_fraction)
+        low = max(ideal - 3, 1)
+        near = whole.read(low, ideal + 1)
+        starts = np.flatnonzero((near < 0x80) | (near >= 0xC0))
+        inside = low + int(starts[-1]) if len(starts) else ideal
+        if 1 < inside < last:
+            end = whole.read(0, 1)
+            training = chain(whole.part(0, inside).blocks(), [end])
+            validation = chain([end], whole.part(inside, last + 1).blocks())
+            return [
+                _keep(training, ByteTokenizer(), cache, [*recipe, "training"]),
+                _keep(validation, ByteTokenizer(), cache, [*recipe, "validation"]),
+            ]
+    return [whole.part(0, cut + 1), whole.part(cut, last + 1)]
 
-    def read(start: int, stop: int) -> str:
-        file.seek(2 * start)
-        return file.read(2 * (stop - start)).decode("utf-16-le")
 
-    if ends == 2:  # one document: cut before the last character that begins in time
-        cut = total - 1 - round((total - 2) * validation_fraction)
-        low = max(cut - 3, 1)
-        near = enumerate(read(low, cut + 1), low)
-        cut = max((at for at, byte in near if not "\x80" <= byte < "\xc0"), default=cut)
-        if not 1 < cut < total - 1:
-            return total
-        for stop in range(total, cut, -BLOCK):
-            start = max(stop - BLOCK, cut)
-            moved = read(start, stop)
-            file.seek(2 * (start + 1))
-            file.write(moved.encode("utf-16-le"))
-        file.seek(2 * cut)
-        file.write(_END.encode("utf-16-le"))
-        return cut + 1
-
-    held_out = round((total - 1) * validation_fraction)
-    if not held_out:
-        return total
-    last = total - 1
-    ideal = max(last - held_out, 1)
-    reach = 0
-    while True:  # outwards, to the nearest boundary
-        low, high = max(ideal - reach - BLOCK, 1), min(ideal + reach, last)
-        before = read(low, max(ideal - reach, 1)).rfind(_END)
-        after = read(high, min(high + BLOCK, last)).find(_END)
-        found = [low + before] * (before >= 0) + [high + after] * (after >= 0)
+def _nearest_end(whole: Tokens, ideal: int) -> int:
+    """Return the index of the `<|endoftext|>` inside that is nearest: there must be one."""
+    last, reach = len(whole), 0
+    while True:  # outwards
+        before = max(ideal - reach - BLOCK, 1), max(ideal - reach, 1)
+        after = min(ideal + reach, last), min(ideal + reach + BLOCK, last)
+        found = [
+            start + at
+            for start, stop in (before, after)
+            for at in np.flatnonzero(whole.read(start, stop) == END_OF_TEXT).tolist()
+        ]
         if found:
-            return 1 + min(found, key=lambda at: abs(at - ideal))
+            return min(found, key=lambda at: abs(at - ideal))
         reach += BLOCK
-
-
-def _write_tokens(
-    file: IO[bytes], parts: tuple[Tokens, Tokens], tokenizer: ByteTokenizer, report: Progress
-) -> int:
-    """Write two parts of bytes as tokens with merges; return how many are the first's."""
-    sizes = [1]
-    for part, phase in zip(parts, ("encoding", "encoding validation"), strict=True):
-        file.seek((sizes[-1] - 1) * tokenizer.dtype.itemsize)  # both hold what is between them
-        for tokens in tokenizer.encode_stream(_characters(part, partial(report, phase))):
-            file.write(tokens.tobytes())
-        sizes.append(file.tell() // tokenizer.dtype.itemsize)
-    return sizes[1]
 
 
 def _characters(part: Tokens, report: Callable[[int, int], None]) -> Iterator[str]:

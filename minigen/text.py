@@ -29,10 +29,9 @@ Progress = Callable[[str, int, int], None]
 
 LARGE = 64 << 20
 """A text of more bytes, and its tokens, are kept in files."""
-BLOCK = 1 << 20
-"""How many bytes or tokens are worked on at a time."""
+BLOCK = 1 << 16
+"""How many bytes or tokens are worked on at a time: so many stay in the processor's cache."""
 
-_READ = 1 << 16  # bytes at a time: what stays in the processor's cache is faster throughout
 _END = END_OF_TEXT_CHARACTER
 # The look ahead and the + that give nothing back make it fast; they change no match.
 _BLANK_LINES = re.compile(r"\n(?=\s)(?:[ \t]*+\r?\n)++")
@@ -50,7 +49,7 @@ class Source:
         """Yield the bytes from the first on; raises MinigenError where they cannot be read."""
         with _reading(self.name), self.open() as file:
             file.seek(0)
-            while block := file.read(_READ):
+            while block := file.read(BLOCK):
                 yield block
 
 
@@ -175,7 +174,7 @@ class Text:
                 text = held + block.decode("latin-1")
                 # What closes a document may go on in the next block (but is no megabyte long).
                 body = text if self.documents == "file" else text.rstrip(" \t\r\n")
-                body = body if len(text) - len(body) < BLOCK else text
+                body = body if len(text) - len(body) < 1 << 20 else text
                 held = text[len(body) :]
                 yield self._mark(body)
                 done += len(block)

@@ -1,7 +1,6 @@
-"""A token file keeps the tokens of a text in a folder, under the hash of what made them.
+"""A token file keeps tokens in a folder, under the hash of what made them.
 
-It holds the tokens of the training part, those of the validation part, and a footer. A reader
-finds all of it or nothing, and maps it into memory.
+A reader finds all of it or nothing. It holds the tokens, and at its end their number.
 """
 
 import hashlib
@@ -12,7 +11,7 @@ import struct
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -22,8 +21,8 @@ from numpy.typing import NDArray
 
 from minigen.errors import MinigenError
 
-_MAGIC = b"minigen tokens 1"
-_FOOTER = struct.Struct("<16sqq")  # the magic; tokens of the training part; bytes of all tokens
+_FORMAT = "minigen tokens 2"
+_LENGTH = struct.Struct("<q")
 _STALE = 3600
 """Seconds in which a builder that is alive writes something."""
 
@@ -37,15 +36,12 @@ def default_folder() -> Path:
 
 def path_of(folder: Path, recipe: list[Any], kind: str) -> Path:
     """Return where the file of this kind is that a recipe makes."""
-    key = json.dumps([_MAGIC.decode(), *recipe]).encode()
+    key = json.dumps([_FORMAT, *recipe]).encode()
     return folder / f"{hashlib.sha256(key).hexdigest()}.{kind}"
 
 
 class TokenFile:
-    """A token file that is open: `array` (T,) is all of it, mapped into memory.
-
-    `training_size` is how many tokens are the training part's.
-    """
+    """A token file that is open: `array` (T,) is all of it, mapped into memory."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
         """Open a file; raises MinigenError where there is none that is whole."""
@@ -53,42 +49,41 @@ class TokenFile:
             self._file = path.open("rb", buffering=0)
             weakref.finalize(self, self._file.close)
             self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
-            magic, self.training_size, size = _FOOTER.unpack(self._map[-_FOOTER.size :])
-            if magic != _MAGIC or size != len(self._map) - _FOOTER.size:
-                raise ValueError("it is not a whole token file")
+            (length,) = _LENGTH.unpack(self._map[-_LENGTH.size :])
+            if length * dtype.itemsize != len(self._map) - _LENGTH.size:
+                raise ValueError("it is not whole")
         except (OSError, ValueError, struct.error) as error:
             raise MinigenError(f"cannot read {path}: {error}") from error
-        self.array: NDArray[Any] = np.frombuffer(self._map, dtype, size // dtype.itemsize)
+        self.array: NDArray[Any] = np.frombuffer(self._map, dtype, length)
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        """Return the tokens from `start` to before `stop`, in memory of their own.
+
+        A page of the map, with up to 2 MB around it, counts as memory of this process once it is
+        touched, and to map it takes longer than to read it.
+        """
+        self._file.seek(start * self.array.itemsize)
+        return np.frombuffer(
+            self._file.read((stop - start) * self.array.itemsize), self.array.dtype
+        )
 
     def windows(self, starts: NDArray[np.int64], width: int) -> NDArray[Any]:
-        """Return `width` tokens from each start on (N, width), by reading them.
-
-        For tokens far apart: a page of the map, with up to 2 MB around it, counts as memory of
-        this process once it is touched, and to map it takes longer than to read from it.
-        """
+        """Return `width` tokens from each start on (N, width)."""
         size, read = width * self.array.itemsize, []
         for place in (starts * self.array.itemsize).tolist():
             self._file.seek(place)
             read.append(self._file.read(size))
         return np.frombuffer(bytearray().join(read), self.array.dtype).reshape(-1, width)
 
-    def release(self) -> None:
-        """Give the pages of the map back to the system, which keeps them while it can."""
-        if hasattr(mmap, "MADV_DONTNEED"):
-            self._map.madvise(mmap.MADV_DONTNEED)
 
-
-def keep(path: Path, dtype: np.dtype[Any], write: Callable[[IO[bytes]], int]) -> TokenFile:
-    """Open a token file; where there is none, `write` writes it.
-
-    `write` returns how many tokens are the training part's.
-    """
+def keep(path: Path, dtype: np.dtype[Any], blocks: Iterable[NDArray[Any]]) -> TokenFile:
+    """Open a token file; where there is none, it is made of `blocks`."""
     with suppress(MinigenError):
         return TokenFile(path, dtype)
     with writing(path) as file:
-        training_size = write(file)
-        size = file.seek(0, os.SEEK_END)
-        file.write(_FOOTER.pack(_MAGIC, training_size, size))
+        for block in blocks:
+            file.write(block.tobytes())
+        file.write(_LENGTH.pack(file.tell() // dtype.itemsize))
     return TokenFile(path, dtype)
 
 

@@ -39,7 +39,7 @@ def documents(text, mode, **options):
 
 
 def set_block(patch, size):
-    patch.setattr("minigen.text._READ", size)
+    patch.setattr("minigen.text.BLOCK", size)
     patch.setattr("minigen.corpus.BLOCK", size)
 
 
