@@ -148,8 +148,9 @@ def log(x: ArrayLike) -> Any:
 def cos(x: ArrayLike) -> Any:
     """Cosine of x in radians, elementwise, for |x| ≤ 2^20; absolute error below 10⁻¹⁵.
 
-    NaN and ±inf give NaN; larger finite numbers raise OptionError, since the reduction would lose
-    bits. Source: x = n·π/2 + r with π/2 in three parts (Cody and Waite 1980), Taylor series in r.
+    The learning rate falls along it. NaN and ±inf give NaN; larger finite numbers raise
+    OptionError, since the reduction would lose bits. Source: x = n·π/2 + r with π/2 in three parts
+    (Cody and Waite 1980), Taylor series in r.
     """
     x = np.asarray(x, dtype=np.float64)
     is_finite = np.isfinite(x)

@@ -65,8 +65,9 @@ def gaps(z: Floats) -> Floats:
 def weights(z: Floats) -> tuple[Floats, Floats]:
     """Softmax in integers: w = rint(exp(z − max z)·2^B), S = Σw, so that p = w/S.
 
-    z (..., V); returns w (..., V) and S (..., 1), integers held in float64, S ≤ 2^52 exact. A token
-    more than about 30 nats below the best has weight 0: it can never be drawn.
+    These weights are probabilities before the division, not what a model has learned. z (..., V);
+    returns w (..., V) and S (..., 1), integers held in float64, S ≤ 2^52 exact. A token more than
+    about 30 nats below the best has weight 0: it can never be drawn.
     """
     w = integer_exp(gaps(z), weight_bits(z.shape[-1]))
     return w, exact_sum(w, axis=-1, keepdims=True)

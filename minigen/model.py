@@ -222,5 +222,6 @@ class Model:
         for _, part, tokens in positions:
             dE[tokens] += terms[part]
         dE *= W_unit * unit * per_prediction
-        db[...] = exact_sum(dT[part], axis=0) * per_prediction
+        _, first, _ = positions[0]
+        db[...] = exact_sum(dT[first], axis=0) * per_prediction
         return gradient

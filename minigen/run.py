@@ -76,7 +76,8 @@ class Run:
 
     ``text`` replaces the configured corpus: str or bytes (cut into documents as configured), or a
     list of documents. ``workers`` is a communicator of mpi4py: each of its processes makes the same
-    run and the same calls, works through its share of each batch, and gets the same bits.
+    run and the same calls, works through its share of each batch, and gets the same bits. Without
+    one, all that is written ``self.workers`` here just does the work at hand.
 
     >>> config = Config.load("fables", overrides={"training.steps": 2})
     >>> [record.step for record in Run(config).steps()]

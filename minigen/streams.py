@@ -15,7 +15,10 @@ Words = NDArray[np.uint64]
 
 
 def bounded(words: Words, below: int) -> NDArray[np.int64]:
-    """⌊word·below/2⁶⁴⌋, elementwise: integers in [0, below) for 1 ≤ below ≤ 2³²."""
+    """⌊word·below/2⁶⁴⌋, elementwise: integers in [0, below) for 1 ≤ below ≤ 2³².
+
+    Their probabilities differ from 1/below by 2⁻⁶⁴ at most.
+    """
     if not 1 <= below <= 1 << 32:
         raise OptionError(f"below must lie in 1 … 2^32 (got {below})")
     n, half = np.uint64(below), np.uint64(32)
@@ -52,8 +55,8 @@ class Stream:
         if position < 0:
             raise OptionError(f"a stream's position must be at least 0 (got {position})")
         self._generator = np.random.Philox(key=self._key, counter=position // 4)
-        self._generator.random_raw(position % 4)
-        self._ready_at = position
+        self._generator.random_raw(position % 4)  # a count of the counter gives four words
+        self._ready_at = position  # where the generator stands; ``position`` may be moved away
 
     def words(self, n: int) -> Words:
         """Return the next n words, (n,) uint64."""
