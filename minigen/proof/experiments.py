@@ -139,7 +139,7 @@ def evaluation(lab: Laboratory) -> Claim:
 
 def resume(lab: Laboratory) -> Claim:
     """Show that a run stopped and taken up again ends as one that was never stopped."""
-    changes = {"evaluation.every": 3, "sampling.every": 2}
+    changes = {"evaluation.every": 3 + lab.steps // 8, "sampling.every": 2 + lab.steps // 8}
     whole = lab.run(changes)
     trace, end = lab.train(whole), lab.stored(whole)
     path, last = lab.folder / "stopped.safetensors", lab.steps
