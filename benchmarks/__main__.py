@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks.harness import machine
 from minigen.corpus import FABLES
 
-SECTIONS = ["training", "generation", "growth", "files"]
+SECTIONS = ["training", "generation", "growth", "files", "corpus"]
 
 
 def main() -> None:
@@ -16,8 +16,9 @@ def main() -> None:
     parser.add_argument("--text", type=Path, default=FABLES, help="default: the embedded text")
     options = parser.parse_args()
     sections = [import_module(f"benchmarks.{name}") for name in options.sections]
+    description = f"{machine()} Text: {options.text.name}."
     tables = [table for section in sections for table in section.run(options.text.read_bytes())]
-    page = f"# Measured\n\n{machine()} Text: {options.text.name}.\n\n" + "\n".join(map(str, tables))
+    page = f"# Measured\n\n{description}\n\n" + "\n".join(map(str, tables))
     print(page)
     if options.sections == SECTIONS:
         (Path(__file__).parent / "results.md").write_text(page, encoding="utf-8")

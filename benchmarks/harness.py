@@ -67,9 +67,7 @@ class Table:
 
     def add(self, *cells: object) -> None:
         """Add a row, and print it."""
-        self.rows.append(
-            [f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in cells]
-        )
+        self.rows.append([_three_digits(x) if isinstance(x, float) else str(x) for x in cells])
         print(" | ".join(self.rows[-1]), flush=True)
 
     def __str__(self) -> str:
@@ -78,8 +76,12 @@ class Table:
         return f"## {self.title}\n\n{table}\n\n{self.remarks.strip()}\n"
 
 
+def _three_digits(number: float) -> str:
+    return f"{number:.0f}" if number >= 1000 else f"{number:.3g}"
+
+
 def machine() -> str:
-    """One paragraph about what all of this ran on."""
+    """Return a paragraph about what all of this runs on, and how busy it is."""
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -88,7 +90,8 @@ def machine() -> str:
     packages = ", ".join(
         f"{name} {version(name)}" for name in ("numpy", "scipy", "numba", "torch", "jax")
     )
+    load = f"load average {os.getloadavg()[1]:.1f}"
     return (
-        f"{cpu}, {os.cpu_count()} cores, {platform.system()}, "
+        f"{cpu}, {os.cpu_count()} cores ({load}), {platform.system()}, "
         f"Python {platform.python_version()}, {packages}."
     )
