@@ -9,7 +9,7 @@ demo: .venv/installed
 	$(BIN)/minigen demo
 
 test: .venv/installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadscope
 
 test-slow: .venv/installed-dev
 	$(BIN)/python -m pytest -m slow
