@@ -39,11 +39,11 @@ turns, with its middle half in brackets; on a busy machine it moves by a third.
 
 What bounds a step: with few predictions (N = 64) some forty calls of numpy, a microsecond each or
 more; with a large vocabulary the three products, which BLAS computes in float64 at half the speed
-of float32, and memory, since the table outgrows the cache. What made it fast, in order: inner loops
-that use wide instructions (no negative index possible, no sum of floats); table rows only for
-tokens that occur at a position; threads of our own with BLAS at one, a product per position.
-Tried, no gain: a private dT per thread, scattering by position or by sorted row, W kept transposed,
-compiled reductions of floats, workspaces for arrays below 32 MB.
+of float32, and memory, since the table outgrows the cache. What made it fast: inner loops that
+use wide instructions (no negative index possible, no sum of floats); table rows only for tokens
+that occur at a position; threads of our own with BLAS at one, a product per position. Tried on one
+thread, no gain: adding each row to dT at once while it is in cache, scattering by position or by
+sorted row, W kept transposed, compiled sums of floats, workspaces for arrays below 32 MB.
 """
 AGAINST_LIMIT = """
 X·T and Xᵀ·d are scipy's sparse products; *products* the three BLAS products at every position,
