@@ -10,7 +10,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from minigen import arithmetic, head, optimizer
+from minigen import arithmetic, head, rules
 from minigen.arithmetic import Floats, exact_sum, exp_span, exp_table
 from minigen.head import log_partition, total_loss, weight_bits
 from minigen.kernels import Integers, blocks, in_parallel
@@ -19,7 +19,7 @@ _BLOCK = 1 << 20  # logits that should stay in cache from one loop over a batch 
 
 # Numba's cache on disk looks at a loop's own file; so the loop's name says which formulas went in.
 _FORMULAS = hashlib.sha256(
-    "".join(inspect.getsource(module) for module in (arithmetic, head, optimizer)).encode()
+    "".join(inspect.getsource(module) for module in (arithmetic, head, rules)).encode()
 ).hexdigest()[:16]
 
 
@@ -39,8 +39,8 @@ _exp_step = _formula(arithmetic.exp_step)
 _exp_remainder = _formula(arithmetic.exp_remainder)
 _integer_square = _formula(arithmetic.integer_square)
 _integer_gradient = _formula(head.integer_gradient)
-_adamw = _formula(optimizer.adamw)
-_sgd = _formula(optimizer.sgd)
+_adamw = _formula(rules.adamw)
+_sgd = _formula(rules.sgd)
 
 
 @_loop
@@ -156,6 +156,6 @@ def update(
     scalars: tuple[float, ...],
 ) -> None:
     """``kernels.update``."""
-    loop = {optimizer.adamw: _update_adamw, optimizer.sgd: _update_sgd}[rule]
+    loop = {rules.adamw: _update_adamw, rules.sgd: _update_sgd}[rule]
     arrays = (weights, gradient, *moments)
     in_parallel(lambda part: loop(*(array[part] for array in arrays), *scalars), len(weights))

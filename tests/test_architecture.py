@@ -330,6 +330,7 @@ ORDER = [
     ["token_cache"],
     ["corpus"],
     ["head"],
+    ["rules"],
     ["kernels", "kernels_numba"],
     ["model"],
     ["optimizer"],
@@ -348,8 +349,6 @@ ORDER = [
     ["cli"],  # a file or a folder
     ["__main__"],
 ]
-# The one look upwards: numba compiles formulas, so it has to find them where they are defined.
-UPWARD = {("kernels_numba.py", "optimizer")}
 RANKS = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
 
 
@@ -382,7 +381,7 @@ def upward_imports(source: str, name: str) -> list[str]:
     return [
         f"{name}:{line} imports {room}"
         for line, room in imported_rooms(source, name)
-        if room != own and RANKS[room] > RANKS[own] and (name, room) not in UPWARD
+        if room != own and RANKS[room] > RANKS[own]
     ]
 
 
