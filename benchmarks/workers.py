@@ -137,7 +137,7 @@ def run(text: bytes) -> list[Table]:
     paper = Table(
         f"A step on paper: one process with one thread, and {workers} of them",
         ["N", "1 worker, ms", *(f"{name}, ms" for name in NETWORKS)],
-        "Default model (K=6, D=24, V=640): measured work a prediction, measured time for what all "
+        "A model of K=6, D=24, V=640: measured work a prediction, measured time for what all "
         "workers do alike, and 2·(p − 1)/p·bytes over the bandwidth.",
     )
     with tempfile.TemporaryDirectory() as folder:
