@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from minigen.errors import MinigenError
 from minigen.model import Model
+from minigen.streams import MOST_WORDS
 from minigen.tokenizer import ByteTokenizer
 
 FORMAT = 1  # raised whenever a file of the old kind would be misread
@@ -89,8 +90,8 @@ def save(path: str | Path, checkpoint: Checkpoint) -> None:
 def load(path: str | Path, *, moments: bool = True) -> Checkpoint:
     """Read a checkpoint and check all that is read; no byte of it is ever executed.
 
-    With `moments=False` only E, W and b are read. Raises MinigenError, one line that names the
-    file and the fault.
+    With `moments=False` only E, W and b are returned, though every byte is checked. Raises
+    MinigenError, one line that names the file and the fault.
     """
     path = Path(path)
     try:
@@ -104,13 +105,13 @@ def load(path: str | Path, *, moments: bool = True) -> Checkpoint:
                     raise MinigenError(f"tensor {name} must be F64 (got {header.get_dtype()})")
             shapes = {name: tuple(header.get_shape()) for name, header in headers.items()}
             _check_shapes(shapes, description)
-            tensors = {
-                name: file.get_tensor(name) for name in shapes if moments or name in PARAMETERS
-            }
-        for name, tensor in tensors.items():
-            if hashlib.sha256(_bytes(tensor)).hexdigest() != description["tensors"][name]["sha256"]:
-                raise MinigenError(f"it is damaged: the bytes of {name} do not match their SHA-256")
-        _check_finite(tensors)
+            tensors = {}
+            for name in shapes:
+                tensor = file.get_tensor(name)
+                _check_sha256(name, tensor, description["tensors"][name])
+                _check_finite({name: tensor})
+                if moments or name in PARAMETERS:
+                    tensors[name] = tensor
     except SafetensorError as error:
         raise MinigenError(f"cannot load {path}: {_foreign(path, str(error))}") from None
     except OSError as error:
@@ -274,8 +275,8 @@ def _check_description(description: dict[str, Any]) -> None:
     if missing := [name for name in STREAMS if name not in streams]:
         raise MinigenError(f"the positions of these streams are missing: {', '.join(missing)}")
     for name, count in {"step": description["step"], **streams}.items():
-        if type(count) is not int or count < 0:
-            raise MinigenError(f"{name} must be an integer of at least 0 (got {count!r})")
+        if type(count) is not int or not 0 <= count < MOST_WORDS:
+            raise MinigenError(f"{name} must be an integer from 0 to below 2^258 (got {count!r})")
 
 
 def _check_shapes(shapes: Shapes, description: dict[str, Any]) -> None:
@@ -298,6 +299,11 @@ def _check_shapes(shapes: Shapes, description: dict[str, Any]) -> None:
         right = expected[name.rpartition(".")[2]]
         if shape != right:
             raise MinigenError(f"tensor {name} must have shape {right} (got {shape})")
+
+
+def _check_sha256(name: str, tensor: NDArray[np.float64], entry: Mapping[str, object]) -> None:
+    if hashlib.sha256(_bytes(tensor)).hexdigest() != entry.get("sha256"):
+        raise MinigenError(f"it is damaged: the bytes of {name} do not match their SHA-256")
 
 
 def _check_finite(tensors: Tensors) -> None:

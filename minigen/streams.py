@@ -13,6 +13,9 @@ from minigen.errors import OptionError
 
 Words = NDArray[np.uint64]
 
+MOST_WORDS = 2**258
+"""How many words a stream has: four for each value of its counter of 256 bits."""
+
 
 def bounded(words: Words, below: int) -> NDArray[np.int64]:
     """⌊word·below/2⁶⁴⌋, elementwise: integers in [0, below) for 1 ≤ below ≤ 2³².
@@ -52,8 +55,8 @@ class Stream:
         return f"Stream(key={self._key:#034x}, position={self.position})"
 
     def _seek(self, position: int) -> None:
-        if position < 0:
-            raise OptionError(f"a stream's position must be at least 0 (got {position})")
+        if not 0 <= position < MOST_WORDS:
+            raise OptionError(f"a stream's position must be from 0 to below 2^258 (got {position})")
         self._generator = np.random.Philox(key=self._key, counter=position // 4)
         self._generator.random_raw(position % 4)  # a count of the counter gives four words
         self._ready_at = position  # where the generator stands; ``position`` may be moved away

@@ -160,12 +160,13 @@ def test_uniforms_fill_the_interval_evenly():
     assert np.abs(bins - 1000).max() < 190
 
 
-def test_a_negative_position_is_refused():
-    with pytest.raises(OptionError, match=r"^a stream's position must be at least 0 \(got -1\)$"):
-        Stream(0, "x", -1)
-    stream = Stream(0, "x")
-    stream.position = -2
-    with pytest.raises(OptionError, match=r"at least 0 \(got -2\)$"):
+@pytest.mark.parametrize("position", [-1, 2**258])
+def test_a_position_that_no_word_has_is_refused(position):
+    with pytest.raises(OptionError, match=rf"^a stream's position .* 2\^258 \(got {position}\)$"):
+        Stream(0, "init", position)
+    stream = Stream(0, "init")
+    stream.position = position
+    with pytest.raises(OptionError, match=rf"\(got {position}\)$"):
         stream.word()
 
 
