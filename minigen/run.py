@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from operator import add
+from operator import add, index
 from pathlib import Path
 from typing import Any, Self
 
@@ -172,6 +172,8 @@ class Run:
 
     def _take_step(self) -> StepRecord:
         step = self.step + 1
+        if step > self.config.training.steps:  # of two iterators, the other took the last step
+            raise OptionError(f"all {self.step} steps of training.steps are done")
         self.text()
         try:
             statistics = self._draw_statistics()
@@ -280,11 +282,23 @@ class Run:
             config=self.config.portable(),
             tokenizer=self.tokenizer.state(),
             step=self.step,
-            streams={name: stream.position for name, stream in self.streams.items()},
+            streams={name: index(stream.position) for name, stream in self.streams.items()},
             corpus_sha256=self.corpus_sha256,
             tensors=tensors,
         )
         self.workers.from_first(lambda: checkpoint.save(path, saved))
+
+    def _check(self, path: Path, saved: checkpoint.Checkpoint) -> None:
+        """Refuse a checkpoint from which training with this config cannot go on."""
+        total = self.config.training.steps
+        if saved.step > total:
+            raise MinigenError(f"{path} cannot be right: it is at step {saved.step} of {total}")
+        needed = {f"{m}.{name}" for m in self.optimizer.moments for name in checkpoint.PARAMETERS}
+        if missing := sorted(needed - saved.tensors.keys()):
+            raise MinigenError(
+                f"{path} lacks what {self.config.optimizer.name} needs to go on: "
+                f"{', '.join(missing)}"
+            )
 
     @classmethod
     def load(
@@ -309,6 +323,7 @@ class Run:
         run.config = config or Config.from_dict(saved.config, source=str(path))
         run.corpus, run.corpus_sha256, run._progress = None, saved.corpus_sha256, progress
         run._build(ByteTokenizer.from_state(saved.tokenizer))
+        run._check(path, saved)
         run.model.load(saved.tensors)
         for moment, flat in run.optimizer.moments.items():
             for name, view in run.model.views(flat).items():

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 from minigen import Config, MinigenError, Run, checkpoint
@@ -122,6 +123,40 @@ def test_after_the_last_step_nothing_is_left_to_train(tmp_path, whole):
     assert run.train() == []
     with pytest.raises(OptionError, match=r"from 0 to the 0 left .* \(got 1\)"):
         run.train(1)
+
+
+def test_no_second_iterator_trains_past_the_last_step():
+    run = new_run()
+    first, second = run.steps(), run.steps(3)
+    next(second)
+    with pytest.raises(OptionError, match=f"all {STEPS} steps of training.steps are done"):
+        assert len(list(first)) == STEPS
+    assert run.step == STEPS
+    with pytest.raises(OptionError):
+        next(second)
+
+
+def test_positions_may_be_set_to_numbers_of_numpy(tmp_path):
+    run = new_run()
+    run.streams["inference"].position = np.int64(5)
+    run.save(tmp_path / "x")
+    assert Run.load(tmp_path / "x").streams["inference"].position == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        ({"step": 10**9}, f"it is at step {10**9} of {STEPS}"),
+        ({"tensors": dict(new_run().model.parameters)}, "lacks what adamw needs to go on: m.E, "),
+    ],
+    ids=["step", "moments"],
+)
+def test_a_checkpoint_from_which_no_run_can_go_on_is_refused(change, cause, tmp_path):
+    run = new_run()
+    run.save(tmp_path / "x")
+    save(tmp_path / "x", dataclasses.replace(load(tmp_path / "x"), **change))
+    with pytest.raises(MinigenError, match=cause):
+        Run.load(tmp_path / "x")
 
 
 def test_another_text_is_refused_by_its_hash(tmp_path):
