@@ -16,11 +16,13 @@ from minigen.generation import (
     LanguageModel,
     Row,
     StopStrings,
-    check_length,
+    check_count,
     check_vocabulary,
     padded_contexts,
 )
 from minigen.tokenizer import END_OF_TEXT, ByteTokenizer
+
+SMALLEST = 2.0**-1022  # of the normal numbers
 
 
 @dataclass(frozen=True)
@@ -33,10 +35,10 @@ class Beam:
 
 
 def length_power(n: int, length_penalty: float) -> float:
-    """n^α, exact for α = 0 and α = 1."""
+    """n^α, exact for α = 0 and α = 1; never 0, so that a score may be divided by it."""
     if length_penalty in (0, 1):
         return float(n) if length_penalty else 1.0
-    return float(exp(length_penalty * log(float(n))))
+    return max(float(exp(length_penalty * log(float(n)))), SMALLEST)
 
 
 def best_first(scores: Floats, count: int) -> Integers:
@@ -124,12 +126,11 @@ def beam_search(
                 f"beams take no sampling options (got {name}={getattr(policy, name)}); "
                 f"leave it out, or search with num_beams=1"
             )
-    if isinstance(num_beams, bool) or num_beams < 1:
-        raise OptionError(f"num_beams must be at least 1 (got {num_beams!r})")
+    check_count("num_beams", num_beams)
     if not isfinite(length_penalty):
         raise OptionError(f"length_penalty must be finite (got {length_penalty}); 0 is off")
     check_vocabulary(model, tokenizer)
-    check_length(max_new_tokens)
+    check_count("max_new_tokens", max_new_tokens)
     stops = StopStrings(stop)
     prompt_ids = tokenizer.encode(prompt).ids
     token_bytes = cache(tokenizer.token_bytes)

@@ -389,13 +389,14 @@ class Policy:
                 checked[name] = _whole(name, getattr(self, name), "0 is off")
         named = "ids are those of `minigen next`"
         checked["suppress_tokens"] = tuple(
-            _whole("a suppressed token's id", token, named) for token in self.suppress_tokens
+            _whole("a suppressed token's id", token, named)
+            for token in (() if self.suppress_tokens is None else self.suppress_tokens)
         )
         checked["logit_bias"] = {
             _whole("a biased token's id", token, named): _real(
                 "a logit bias", bias, -inf, inf, "finite", "to forbid a token, suppress it"
             )
-            for token, bias in self.logit_bias.items()
+            for token, bias in (self.logit_bias or {}).items()
         }
         for option in fields(self):  # None is off, which every default is
             object.__setattr__(self, option.name, checked.get(option.name, option.default))

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from numbers import Integral
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -236,10 +237,10 @@ def check_vocabulary(model: LanguageModel, tokenizer: ByteTokenizer) -> None:
         )
 
 
-def check_length(max_new_tokens: int) -> None:
-    """Refuse a length that leaves no room for a token."""
-    if isinstance(max_new_tokens, bool) or max_new_tokens < 1:
-        raise OptionError(f"max_new_tokens must be at least 1 (got {max_new_tokens!r})")
+def check_count(name: str, count: int) -> None:
+    """Refuse what is not a whole number of at least 1."""
+    if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
+        raise OptionError(f"{name} must be a whole number, at least 1 (got {count!r})")
 
 
 def generate(
@@ -260,7 +261,7 @@ def generate(
     empty one starts from a padded context. Errors: OptionError, MinigenError.
     """
     check_vocabulary(model, tokenizer)
-    check_length(max_new_tokens)
+    check_count("max_new_tokens", max_new_tokens)
     if not policy.greedy and (streams is None or len(streams) != len(prompts)):
         given = "none" if streams is None else len(streams)
         raise OptionError(f"each of {len(prompts)} prompts takes a stream of its own (got {given})")

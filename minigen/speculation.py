@@ -18,7 +18,7 @@ from minigen.generation import (
     Piece,
     Row,
     StopStrings,
-    check_length,
+    check_count,
     check_vocabulary,
     padded_contexts,
 )
@@ -140,14 +140,13 @@ def speculate(
     """
     check_vocabulary(model, tokenizer)
     check_vocabulary(draft, draft_tokenizer)
-    check_length(max_new_tokens)
+    check_count("max_new_tokens", max_new_tokens)
+    check_count("num_draft_tokens", num_draft_tokens)
     if draft_tokenizer.state() != tokenizer.state():
         raise MinigenError(
             f"a draft must have the tokenizer of its target (got {draft_tokenizer.vocab_size} "
             f"tokens, other than the target's {tokenizer.vocab_size}); train both with one"
         )
-    if isinstance(num_draft_tokens, bool) or num_draft_tokens < 1:
-        raise OptionError(f"num_draft_tokens must be at least 1 (got {num_draft_tokens!r})")
     if not policy.greedy and (streams is None or len(streams) != len(prompts)):
         given = "none" if streams is None else len(streams)
         raise OptionError(f"each of {len(prompts)} prompts takes two streams (got {given})")

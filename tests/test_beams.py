@@ -135,6 +135,20 @@ def test_the_score_is_the_mean_log_probability_at_length_penalty_one():
         assert text.score == pytest.approx(mean, abs=1e-12)
 
 
+@pytest.mark.parametrize("length_penalty", [-1e300, -1000.0, 1000.0, 1e300])
+def test_no_length_penalty_is_too_large(length_penalty):
+    texts = beam_search(
+        small_model(),
+        TOKENIZER,
+        "so",
+        num_beams=3,
+        max_new_tokens=7,
+        length_penalty=length_penalty,
+    )
+    assert len(texts) == 3
+    assert all(text.score <= 0 for text in texts)
+
+
 def test_more_beams_find_a_text_at_least_as_likely():
     scores = [
         beam_search(small_model(), TOKENIZER, "so", num_beams=n, max_new_tokens=6)[0].score
@@ -186,9 +200,9 @@ def test_penalties_see_the_history_of_each_beam():
     [
         ({"policy": Policy(top_k=5)}, r"beams take no sampling options \(got top_k=5\)"),
         ({"policy": Policy(temperature=0)}, r"no sampling options \(got temperature=0.0\)"),
-        ({"num_beams": 0}, r"num_beams must be at least 1 \(got 0\)"),
+        ({"num_beams": 0}, r"num_beams must be a whole number, at least 1 \(got 0\)"),
         ({"length_penalty": float("nan")}, r"length_penalty must be finite \(got nan\)"),
-        ({"max_new_tokens": 0}, r"max_new_tokens must be at least 1 \(got 0\)"),
+        ({"max_new_tokens": 0}, r"max_new_tokens must be a whole number, at least 1 \(got 0\)"),
     ],
 )
 def test_what_beams_cannot_do_is_refused(options, message):

@@ -54,6 +54,7 @@ def test_a_tiny_temperature_is_greedy_and_never_nan():
         {"top_k": 0},
         {"top_p": 1},
         {"top_p": None, "min_p": None, "temperature": None},
+        {"suppress_tokens": None, "logit_bias": None},
         {"typical_p": 1, "min_p": 0, "epsilon_cutoff": 0, "eta_cutoff": 0},
         {"no_repeat_ngram_size": 0, "min_new_tokens": 0},
     ],

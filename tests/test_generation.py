@@ -275,7 +275,8 @@ def test_stop_strings_are_found_as_a_plain_search_finds_them(stop, text, size):
     [
         ({"stop": ""}, r"a stop string must not be empty \(got ''\)"),
         ({"stop": ["a", b""]}, "a stop string must not be empty"),
-        ({"max_new_tokens": 0}, r"max_new_tokens must be at least 1 \(got 0\)"),
+        ({"max_new_tokens": 0}, r"max_new_tokens must be a whole number, at least 1 \(got 0\)"),
+        ({"max_new_tokens": 1.5}, r"max_new_tokens must be a whole number, .* \(got 1.5\)"),
         ({"policy": Policy()}, r"takes a stream of its own \(got none\)"),
         ({"policy": Policy(), "streams": []}, r"takes a stream of its own \(got 0\)"),
     ],

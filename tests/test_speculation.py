@@ -286,8 +286,8 @@ def test_a_draft_with_another_tokenizer_is_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_draft_tokens": 0}, r"num_draft_tokens must be at least 1 \(got 0\)"),
-        ({"max_new_tokens": 0}, r"max_new_tokens must be at least 1 \(got 0\)"),
+        ({"num_draft_tokens": 0}, r"num_draft_tokens must be a whole number, at least 1 \(got 0\)"),
+        ({"max_new_tokens": 0}, r"max_new_tokens must be a whole number, at least 1 \(got 0\)"),
         ({"policy": Policy()}, r"takes two streams \(got none\)"),
     ],
 )
