@@ -297,6 +297,7 @@ BAD_GENERATIONS = {
     "top_p above 1": (["--top-p", "1.5"], "top_p must be"),
     "a negative top_k": (["--top-k", "-1"], "top_k must be"),
     "a negative seed": (["--seed", "-1"], "(got '-1')"),
+    "a seed without end": (["--seed", "9" * 5000], "(got '999999999…')"),
     "an empty stop string": (["--stop", ""], "stop string must not be empty"),
     "a malformed bias": (["--logit-bias", "5"], "ID=BIAS"),
     "greedy at a temperature": (["--greedy", "--temperature", "2"], "temperature 0"),
@@ -369,7 +370,17 @@ def test_head_works_the_lesson(minigen: Command) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["0, x"], ["nan, 1"], [""], ["0, ln -1"], ["0,1", "--target", "2"], ["0,1", "--target", "-1"]],
+    [
+        ["0, x"],
+        ["nan, 1"],
+        [""],
+        ["0, inf"],
+        ["ln 0"],
+        ["-inf, -inf"],
+        ["0, ln -1"],
+        ["0,1", "--target", "2"],
+        ["0,1", "--target", "-1"],
+    ],
 )
 def test_head_refuses_what_it_cannot_read(minigen: Command, arguments: list[str]) -> None:
     result = minigen("head", "--logits", *arguments)

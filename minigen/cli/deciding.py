@@ -128,6 +128,8 @@ def head(logits: str, target: int | None, as_json: bool) -> None:
     from minigen.head import log_softmax, loss_and_gradient, softmax
 
     z = np.array(parse_logits(logits))
+    if not np.isfinite(z.max()):
+        raise OptionError(f"the largest logit must be finite (got {z.max():g})")
     greedy = Policy(temperature=0.0).choose(z)
     columns = {"logit": z, "probability": softmax(z), "ln p": log_softmax(z)}
     result: dict[str, Any] = {

@@ -34,9 +34,14 @@ class Seed(click.ParamType[int]):
             picked = secrets.randbits(32)
             note(f"seed {picked}")
             return picked
-        if isinstance(value, str) and not (value.isascii() and value.isdigit()):
-            self.fail(f"must be a whole number, at least 0, or 'random' (got {value!r})")
-        return int(value)
+        if isinstance(value, int):
+            return value
+        try:
+            if value.isascii() and value.isdigit():
+                return int(value)
+        except ValueError:  # Python reads no more than 4300 digits
+            value = f"{value[:9]}…"
+        self.fail(f"must be a whole number, at least 0, or 'random' (got {value!r})")
 
 
 class TokenBias(click.ParamType[tuple[int, float]]):
