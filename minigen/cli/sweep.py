@@ -46,10 +46,10 @@ def sweep(
     resume: bool,
     progress: bool | None,
 ) -> int:
-    """Train CONFIG with each combination of values, for each seed, and compare the final losses.
+    """Train CONFIG with each combination of values, for each seed.
 
-    --set takes values with commas between. Each run gets a folder in DIR and is what `minigen
-    train` makes of its config.
+    A table compares the final losses. --set takes values with commas between. Each run gets a
+    folder in DIR and is what `minigen train` makes of its config.
 
     \b
     Example:

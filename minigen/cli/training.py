@@ -151,7 +151,9 @@ def train(
     report: bool,
     progress: bool | None,
 ) -> int:
-    """Train CONFIG, saving a run folder: metrics, samples and checkpoints.
+    """Train CONFIG into a run folder: metrics, samples, checkpoints.
+
+    CONFIG is a TOML file or one of fables (the default), bigram and names.
 
     \b
     Example:
@@ -225,7 +227,9 @@ def _free_folder() -> Path:
 @set_option
 @progress_option
 def demo(out: str | None, report: bool, settings: tuple[str, ...], progress: bool | None) -> int:
-    """Train twice, once with samples on the way and once without, and compare every bit.
+    """Train twice, with samples on the way and without, and compare.
+
+    Batches, losses and weights must be the same, bit for bit.
 
     \b
     Example:
