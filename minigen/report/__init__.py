@@ -45,10 +45,7 @@ def require() -> None:
     """Raise MinigenError unless the libraries that draw the charts are installed."""
     missing = [name for name in ("altair", "vl_convert") if find_spec(name) is None]
     if missing:
-        raise MinigenError(
-            f"a report needs {' and '.join(missing)}, which is not installed: "
-            "pip install 'minigen[report]'"
-        )
+        raise MinigenError(f"a report needs {' and '.join(missing)}: pip install 'minigen[report]'")
 
 
 def write_report(run: str | Path, out: str | Path | None = None) -> Path:
