@@ -139,6 +139,8 @@ BAD_TRAININGS = {
         "nearest known one is training.steps",
     ),
     "a run that is there": (["--out", "taken"], 1, "not a new or empty folder"),
+    "a text without name": (["--text", ""], 2, "a path must not be empty"),
+    "standard input twice": (["--text", "-", "--text", "-"], 2, "can be read once"),
     "a run that diverges": (["--set", "optimizer.learning_rate=1e9"], 1, "diverged at step 2"),
     "nothing to resume": (["--resume", "--out", "nothing"], 1, "no run to resume"),
     "a config to resume with": (["fables", "--resume"], 2, "CONFIG must go (got 'fables')"),
@@ -259,6 +261,19 @@ def test_a_closed_pipe_ends_quietly(tiny_run: Path) -> None:
     shell = ["bash", "-c", f"set -o pipefail; {command} | head -c 5"]
     result = subprocess.run(shell, capture_output=True, timeout=60)
     assert (result.returncode, result.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+@pytest.mark.parametrize(("model", "status"), [("", 0), ("-missing", 1)])
+def test_a_stream_that_is_closed_is_like_an_empty_one(
+    tiny_run: Path, closed: str, model: str, status: int
+) -> None:
+    command = [sys.executable, "-m", "minigen", "generate", f"{tiny_run}{model}", "-"]
+    script = ["sh", "-c", f'exec "$@" {closed}', "sh", *command]
+    result = subprocess.run(script, capture_output=True, timeout=60, stdin=subprocess.DEVNULL)
+    assert result.returncode == status
+    assert (result.stdout != b"") == (status == 0 and closed != ">&-")
+    assert result.stderr.count(b"\n") == (status == 1 and closed != "2>&-")
 
 
 def test_a_random_seed_is_said_and_gives_the_same_text_again(

@@ -88,6 +88,9 @@ def _fail(message: str, status: int) -> int:
 
 def run(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit status; no error shows a traceback."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # the caller has closed it
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         reconfigure: Any = getattr(stream, "reconfigure", None)
         if reconfigure:  # UTF-8 whatever the locale; text files end lines in \n everywhere

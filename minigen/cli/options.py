@@ -19,6 +19,15 @@ def argument_bytes(_ctx: click.Context, _param: click.Parameter, value: str | No
     return None if value is None else os.fsencode(value)
 
 
+def _texts(_ctx: click.Context, _param: click.Parameter, paths: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse an empty path, which would mean the current folder, and a second standard input."""
+    if "" in paths:
+        raise click.BadParameter("a path must not be empty (got '')")
+    if paths.count("-") > 1:
+        raise click.BadParameter("standard input can be read once (got - more than once)")
+    return paths
+
+
 model_argument = click.argument("model")
 prompt_argument = click.argument("prompt", required=False, callback=argument_bytes)
 config_argument = click.argument("config", required=False)
@@ -28,6 +37,7 @@ text_option = click.option(
     "texts",
     multiple=True,
     metavar="PATH",
+    callback=_texts,
     help="A text to read instead of the configured one: a file, a folder, or - for stdin. May be "
     "repeated.",
 )
