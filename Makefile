@@ -61,7 +61,7 @@ clean:
 # The benchmarks' peers are large: they stay out of the other environment.
 .venv-bench/installed: pyproject.toml benchmarks/requirements.txt
 	$(PYTHON) -m venv --without-pip .venv-bench
-	$(subst $(BIN),.venv-bench/bin,$(INSTALL)) -e '.[fast]' -r benchmarks/requirements.txt
+	$(subst $(BIN),.venv-bench/bin,$(INSTALL)) -e '.[fast,mpi]' -r benchmarks/requirements.txt
 	touch $@
 
 OLDEST = import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \

@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks.harness import machine
 from minigen.corpus import FABLES
 
-SECTIONS = ["training", "generation", "growth", "files", "corpus"]
+SECTIONS = ["training", "generation", "growth", "files", "corpus", "workers"]
 
 
 def main() -> None:

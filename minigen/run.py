@@ -129,6 +129,7 @@ class Run:
         config = self.config
         for name, table in config.portable().items():
             self.workers.agree(f"[{name}] in their config", json.dumps(table))
+        config.sampling.policy.check_ids(tokenizer.vocab_size)  # now, not at the first sample
         self.tokenizer = tokenizer
         self.model = Model(
             tokenizer.vocab_size, config.model.context_length, config.model.embedding_dim

@@ -454,3 +454,13 @@ def test_info_tells_fingerprint_step_and_streams(minigen: Command, tiny_run: Pat
     assert info["step"] == 6
     assert info["streams"]["optimizer"] == 96
     assert info["parameters"]["W"] == [4, 2, 257]
+
+
+def test_a_token_that_a_short_text_does_not_have_is_refused_before_training(
+    minigen: Command,
+) -> None:
+    Path("one.txt").write_bytes(b"x")
+    result = minigen("train", "--text", "one.txt", "--set", "sampling.suppress_tokens=[300]")
+    assert (result.status, result.out) == (1, "")
+    assert "suppress_tokens takes ids below 257" in result.err
+    assert not Path("runs").exists()
