@@ -25,17 +25,17 @@ _FREE_TABLES = ("evaluation", "sampling", "checkpoint")  # they leave the weight
 
 
 def load_run(model_path: str | Path) -> Run:
-    """Load a checkpoint or run folder; the config beside it, if it agrees, says where its text is.
+    """Load a checkpoint or run folder; the config beside it says where an external text is.
 
-    A checkpoint holds no path, so without that config an external text must be given again.
+    A checkpoint holds no path, so without that config the text must be given again.
     """
     path = checkpoint.locate(model_path)
     run = Run.load(path)
     beside = path.parent / CONFIG
-    if beside.is_file():
-        config = Config.load(beside)
-        if all(key == "corpus.text" for key, _, _ in differences(run.config, config)):
-            run.config = config
+    if run.config.corpus.text == "external" and beside.is_file():
+        text = Config.load(beside).corpus.text
+        if "-" not in text:
+            run.config = run.config.override({"corpus.text": text})
     return run
 
 

@@ -93,9 +93,16 @@ def test_samples_hold_step_prompt_text_and_ids(tiny_run: Path) -> None:
 def test_train_reads_text_from_stdin(tmp_path: Path) -> None:
     command = ["train", *TINY_SETTINGS, "--text", "-", "--out", str(tmp_path / "run")]
     assert subprocess_run(*command, input=b"to be or not to be").returncode == 0
-    resumed = subprocess_run("train", "--resume", "--out", str(tmp_path / "run"), input=b"not it")
-    assert resumed.returncode == 1
-    assert b"SHA-256" in resumed.stderr
+    resume = ["train", "--resume", "--out", str(tmp_path / "run")]
+    other = subprocess_run(*resume, "--text", "-", input=b"not it")
+    assert other.returncode == 1
+    assert b"SHA-256" in other.stderr
+    for command in (resume, ["evaluate", str(tmp_path / "run")]):
+        unread = subprocess_run(*command, input=b"to be or not to be")
+        assert unread.returncode == 1
+        assert b"give t" in unread.stderr
+    same = subprocess_run(*resume, "--text", "-", input=b"to be or not to be")
+    assert b"nothing left to do" in same.stderr
 
 
 def test_resuming_a_finished_run_says_that_nothing_is_left(minigen: Command) -> None:
@@ -439,6 +446,15 @@ def test_evaluate_agrees_with_the_validation_loss_of_training(
     last = read_jsonl(tiny_run / "metrics.jsonl")[-1]
     assert result["loss"] == last["validation_loss"]
     assert set(result["baselines"]) == {"uniform", "unigram", "bigram"}
+
+
+def test_evaluate_finds_the_text_after_what_may_change_has_changed(minigen: Command) -> None:
+    Path("text.txt").write_text("to be or not to be\n" * 9)
+    minigen("train", *TINY_SETTINGS, "--text", "text.txt", "--out", "run")
+    expected = minigen("evaluate", "run")
+    assert expected.status == 0
+    assert minigen("train", "--resume", "--set", "sampling.every=1", "--out", "run").status == 0
+    assert minigen("evaluate", "run") == expected
 
 
 def test_evaluate_takes_other_text(minigen: Command, tiny_run: Path) -> None:

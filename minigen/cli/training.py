@@ -178,7 +178,12 @@ def train(
             return Config.load(config or "fables", changes)
         if not (path / CONFIG).is_file():
             raise MinigenError(f"{path} holds no run to resume: train without --resume")
-        return Config.load(path / CONFIG, changes)
+        loaded = Config.load(path / CONFIG, changes)
+        if "-" in loaded.corpus.text and "corpus.text" not in changes:
+            raise MinigenError(
+                f"the run in {path} was trained on standard input: give the same text with --text"
+            )
+        return loaded
 
     with one_voice() as workers:
         with reading_progress(progress) as reading:
