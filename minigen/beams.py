@@ -9,7 +9,7 @@ import numpy as np
 
 from minigen import head
 from minigen.arithmetic import Floats, exp, log
-from minigen.decoding import SAMPLING_OPTIONS, History, Integers, Policy
+from minigen.decoding import SAMPLING_OPTIONS, Integers, Policy
 from minigen.errors import OptionError
 from minigen.generation import (
     Continuation,
@@ -75,7 +75,7 @@ def search(
     beams = [Beam((), 0.0, stops.start)]
     finished: list[tuple[float, tuple[int, ...]]] = []
     contexts = padded_contexts([prompt_ids], model.context_length)  # (B, K)
-    history = History(policy, [prompt_ids], model.vocab_size)
+    history = policy.history([prompt_ids], model.vocab_size)
     for n in range(1, max_new_tokens + 1):
         log_p = policy.adjust(head.log_softmax(model.logits(contexts)), history)  # (B, V)
         totals = np.array([beam.total for beam in beams])[:, None] + log_p  # (B, V)

@@ -1,7 +1,8 @@
 """One decision: logits, the text so far, a policy and one random word become the next token.
 
-Logit rules (penalties, bans) work on floats elementwise. Filters work on the integer weights of
-``head.weights``: what they compare and add up is exact, zero stays zero, one token always remains.
+Logit rules (penalties, bans) work on floats elementwise. Filters work on
+``head.integer_weights``: what they compare and add up is exact, zero stays zero, and one token
+always remains.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from minigen import head
 from minigen.arithmetic import Floats, ceil_log2, exact_sum, integer_exp
 from minigen.errors import MinigenError, OptionError
+from minigen.history import History
 from minigen.tokenizer import END_OF_TEXT
 
 Integers = NDArray[np.int64]
@@ -212,106 +214,6 @@ def draw(w: Floats, words: Words) -> Integers:
     return drawn
 
 
-# ── The texts so far ─────────────────────────────────────────────────────────────────────────────
-
-
-class Ngrams:
-    """The n-grams of one text: which tokens would complete one that it already holds."""
-
-    def __init__(self, size: int):
-        self._size = size
-        self._text: list[int] = []
-        self._followers: dict[tuple[int, ...], dict[int, int]] = {}  # n − 1 tokens → next → times
-
-    def _prefix(self) -> tuple[int, ...] | None:
-        start = len(self._text) - self._size + 1
-        return tuple(self._text[start:]) if start >= 0 else None
-
-    def repeating(self) -> list[int]:
-        """Tokens that, coming next, would repeat an n-gram."""
-        return list(self._followers.get(self._prefix() or (), ()))
-
-    def append(self, token: int) -> None:
-        """Add a token to the text."""
-        prefix = self._prefix()
-        if prefix is not None:
-            times = self._followers.setdefault(prefix, {})
-            times[token] = times.get(token, 0) + 1
-        self._text.append(token)
-
-    def pop(self) -> None:
-        """Take the last token back."""
-        token = self._text.pop()
-        prefix = self._prefix()
-        if prefix is not None:
-            times = self._followers[prefix]
-            times[token] -= 1
-            if not times[token]:
-                del times[token]
-
-    def copy(self) -> "Ngrams":
-        """Return an independent copy."""
-        copy = Ngrams(self._size)
-        copy._text = self._text.copy()
-        copy._followers = {prefix: times.copy() for prefix, times in self._followers.items()}
-        return copy
-
-
-class History:
-    """What the logit rules ask about R texts so far, kept up to date token by token.
-
-    ``new_tokens``: how many were appended; ``counts`` (R, V): occurrences of each token;
-    ``ngrams``: an index a text. Only what the policy asks for is kept; a token costs the same at
-    any length.
-    """
-
-    def __init__(
-        self, policy: "Policy", texts: Sequence[Sequence[int]], vocab_size: int, new_tokens: int = 0
-    ):
-        policy.check_ids(vocab_size)
-        self.new_tokens = new_tokens
-        self.counts: Floats | None = None
-        self.ngrams: list[Ngrams] | None = None
-        if policy.counts_tokens:
-            self.counts = np.zeros((len(texts), vocab_size))
-            for counts, text in zip(self.counts, texts, strict=True):
-                np.add.at(counts, np.array(text, dtype=np.int64), 1.0)
-        if policy.no_repeat_ngram_size:
-            self.ngrams = [Ngrams(policy.no_repeat_ngram_size) for _ in texts]
-            for ngrams, text in zip(self.ngrams, texts, strict=True):
-                for token in text:
-                    ngrams.append(int(token))
-
-    def append(self, tokens: Sequence[int]) -> None:
-        """Add one token to each text."""
-        self.new_tokens += 1
-        if self.counts is not None:
-            self.counts[np.arange(len(tokens)), tokens] += 1.0
-        if self.ngrams is not None:
-            for ngrams, token in zip(self.ngrams, tokens, strict=True):
-                ngrams.append(token)
-
-    def pop(self, tokens: Sequence[int]) -> None:
-        """Take the last token of each text back: the ones that were appended last."""
-        self.new_tokens -= 1
-        if self.counts is not None:
-            self.counts[np.arange(len(tokens)), tokens] -= 1.0
-        if self.ngrams is not None:
-            for ngrams in self.ngrams:
-                ngrams.pop()
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Go on with these texts, in this order; a text may be named more than once."""
-        if self.counts is not None:
-            self.counts = self.counts[list(rows)]
-        if self.ngrams is not None:
-            first = {row: i for i, row in reversed(list(enumerate(rows)))}
-            self.ngrams = [
-                self.ngrams[row] if first[row] == i else self.ngrams[row].copy()
-                for i, row in enumerate(rows)
-            ]
-
-
 # ── The policy ───────────────────────────────────────────────────────────────────────────────────
 
 _RANGES = {  # option: lowest, highest, rule, cure
@@ -498,7 +400,23 @@ class Policy:
                 last = rows.shape[-1] - 1
                 raise OptionError(f"history takes ids from 0 to {last} (got {token})")
         new_tokens = max(0, len(history) - prompt_length)
-        return History(self, [history] * len(rows), rows.shape[-1], new_tokens)
+        return self.history([history] * len(rows), rows.shape[-1], new_tokens)
+
+    def history(
+        self, texts: Sequence[Sequence[int]], vocab_size: int, new_tokens: int = 0
+    ) -> History:
+        """Return the history of R texts, as far as this policy asks for it.
+
+        Raises MinigenError where the policy names a token that the vocabulary does not have.
+        """
+        self.check_ids(vocab_size)
+        return History(
+            texts,
+            vocab_size,
+            counts_tokens=self.counts_tokens,
+            ngram_size=self.no_repeat_ngram_size,
+            new_tokens=new_tokens,
+        )
 
     def check_ids(self, vocab_size: int) -> None:
         """Refuse a policy that names ids which a vocabulary does not have."""

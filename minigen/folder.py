@@ -95,7 +95,7 @@ class RunFolder:
             run = Run(config, workers=workers, **run_options)
         else:
             run = Run.load(latest, config=config, workers=workers, **run_options)
-            run.text()  # refuses another text before anything is cut off
+            run.read_corpus()  # refuses another text before anything is cut off
         folder = cls(path, run)
         workers.from_first(folder._cut_logs)
         if latest is None:

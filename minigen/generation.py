@@ -10,7 +10,7 @@ import numpy as np
 
 from minigen import head
 from minigen.arithmetic import Floats
-from minigen.decoding import History, Integers, Policy, Words
+from minigen.decoding import Integers, Policy, Words
 from minigen.errors import MinigenError, OptionError
 from minigen.streams import Stream
 from minigen.tokenizer import END_OF_TEXT, ByteTokenizer, TextStream, characters
@@ -284,7 +284,7 @@ def _generate(
     token_bytes = cache(tokenizer.token_bytes)
     prompts = [row.prompt_ids for row in rows]
     contexts = padded_contexts(prompts, model.context_length)  # (R, K)
-    history = History(policy, prompts, model.vocab_size)
+    history = policy.history(prompts, model.vocab_size)
     while rows:
         drawn = words.take() if words else None
         tokens = policy.next_tokens(model.logits(contexts), history, drawn)

@@ -40,7 +40,7 @@ def project(h: ArrayLike, W: ArrayLike, b: ArrayLike) -> Floats:
 
 
 def weight_bits(vocab_size: int) -> int:
-    """B of ``weights``: V of them, each at most 2^B, add up to at most 2^52."""
+    """B of ``integer_weights``: V of them, each at most 2^B, add up to at most 2^52."""
     return 52 - ceil_log2(vocab_size)
 
 
@@ -62,7 +62,7 @@ def gaps(z: Floats) -> Floats:
     return gap
 
 
-def weights(z: Floats) -> tuple[Floats, Floats]:
+def integer_weights(z: Floats) -> tuple[Floats, Floats]:
     """Softmax in integers: w = rint(exp(z − max z)·2^B), S = Σw, so that p = w/S.
 
     These weights are probabilities before the division, not what a model has learned. z (..., V);
@@ -89,7 +89,7 @@ def log_softmax(z: ArrayLike) -> Floats:
 
 def softmax(z: ArrayLike) -> Floats:
     """Probabilities p = w/S. z (..., V) → (..., V)."""
-    w, S = weights(np.asarray(z, dtype=np.float64))
+    w, S = integer_weights(np.asarray(z, dtype=np.float64))
     return w / S
 
 

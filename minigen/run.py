@@ -175,7 +175,7 @@ class Run:
         step = self.step + 1
         if step > self.config.training.steps:  # of two iterators, the other took the last step
             raise OptionError(f"all {self.step} steps of training.steps are done")
-        self.text()
+        self.read_corpus()
         try:
             statistics = self._draw_statistics()
             rate = self.optimizer.update(self.model.flat, self.model.gradient(statistics))
@@ -209,7 +209,7 @@ class Run:
 
         Every worker draws the whole batch and works through its own share.
         """
-        training = self.text().training
+        training = self.read_corpus().training
         batch_size = self.config.training.batch_size
         indices = self.streams["optimizer"].integers(batch_size, below=len(training))
         share = self.workers.share(indices)
@@ -222,11 +222,11 @@ class Run:
         return self.workers.total(of_share, self.model.context_length * self.model.vocab_size)
 
     def _statistics(self, indices: Any, step_size: int) -> Statistics:
-        training = self.text().training
+        training = self.read_corpus().training
         contexts, targets = training.contexts_and_targets(indices, self.model.context_length)
         return self.model.statistics(contexts, targets, step_size)
 
-    def text(self) -> Corpus:
+    def read_corpus(self) -> Corpus:
         """Return the corpus, read at first need in a run that was loaded from a file.
 
         Raises MinigenError where it is not the text that the run was trained on.
@@ -246,7 +246,7 @@ class Run:
 
     def evaluate(self) -> float | None:
         """Mean loss of the validation tokens in nats per token; None if there are none."""
-        validation = self.text().validation
+        validation = self.read_corpus().validation
         return mean_loss(self.model, validation) if len(validation) else None
 
     def generate(

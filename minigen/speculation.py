@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import Protocol
 
 from minigen.arithmetic import Floats, exact_sum
-from minigen.decoding import History, Policy, draw
+from minigen.decoding import Policy, draw
 from minigen.errors import MinigenError, OptionError
 from minigen.generation import (
     LanguageModel,
@@ -181,7 +181,7 @@ def _speculate(
     scorer: LanguageModel | None,
 ) -> Iterator[Piece]:
     model, draft_model = models
-    history = History(policy, [row.prompt_ids], model.vocab_size)
+    history = policy.history([row.prompt_ids], model.vocab_size)
     window = max(model.context_length, draft_model.context_length)
     recent = row.prompt_ids[-window:]
 

@@ -192,6 +192,7 @@ class MPIWorkers(Workers):
 
     def abort(self, status: int) -> None:
         """End all workers, those included that wait for one which failed."""
+        time.sleep(0.5)  # mpiexec passes on what was said, unless it ends first
         self._all.Abort(status)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from minigen import head
-from minigen.decoding import History, Policy, draw, keep_top_p, keep_typical_p, mean_gap, share
+from minigen.decoding import Policy, draw, keep_top_p, keep_typical_p, mean_gap, share
 from minigen.errors import MinigenError, OptionError
 from minigen.streams import Stream
 
@@ -138,7 +138,7 @@ def test_the_ngram_index_forbids_what_a_plain_search_finds(size, length):
 
 def test_a_history_that_goes_back_or_splits_knows_what_a_fresh_one_knows():
     policy = Policy(no_repeat_ngram_size=2, frequency_penalty=1.0)
-    history = History(policy, [[1, 2, 1], [3, 3]], 5)
+    history = policy.history([[1, 2, 1], [3, 3]], 5)
     history.append([2, 4])
     history.append([4, 4])
     history.append([2, 4])
@@ -147,7 +147,7 @@ def test_a_history_that_goes_back_or_splits_knows_what_a_fresh_one_knows():
     assert [n.repeating() for n in history.ngrams] == [[1], []]
     history.keep([0, 0, 1])
     history.append([1, 3, 3])
-    fresh = History(policy, [[1, 2, 1, 2, 1], [1, 2, 1, 2, 3], [3, 3, 4, 3]], 5, new_tokens=2)
+    fresh = policy.history([[1, 2, 1, 2, 1], [1, 2, 1, 2, 3], [3, 3, 4, 3]], 5, new_tokens=2)
     assert history.new_tokens == fresh.new_tokens
     assert np.array_equal(history.counts, fresh.counts)
     assert [n.repeating() for n in history.ngrams] == [n.repeating() for n in fresh.ngrams]
@@ -233,7 +233,7 @@ def test_a_draw_is_the_first_token_whose_cumulative_weight_exceeds_the_scaled_wo
 
 
 def test_a_million_draws_never_give_a_token_of_weight_zero():
-    w, _ = head.weights(np.array([-np.inf, 3.0, -50.0, 0.0, -1.0, -np.inf]))
+    w, _ = head.integer_weights(np.array([-np.inf, 3.0, -50.0, 0.0, -1.0, -np.inf]))
     words = Stream(0, "inference").words(10**6)
     drawn = [draw(np.broadcast_to(w, (len(part), 6)), part) for part in np.split(words, 10)]
     assert np.unique(drawn).tolist() == [1, 3, 4]
@@ -313,7 +313,7 @@ def test_a_batch_gives_each_row_what_it_gets_alone(policy, logits):
 
 @given(LOGITS, st.floats(0, 1))
 def test_top_p_keeps_the_smallest_prefix_in_fractions(logits, p):
-    w, S = head.weights(logits)
+    w, S = head.integer_weights(logits)
     order = sorted(range(9), key=lambda i: (-w[i], i))
     mass, expected = Fraction(int(S[0]) // 2**40), set()
     for i in order:
@@ -326,7 +326,7 @@ def test_top_p_keeps_the_smallest_prefix_in_fractions(logits, p):
 
 @given(LOGITS, st.integers(1, 99))
 def test_typical_p_keeps_the_nearest_to_the_entropy_in_fractions(logits, percent):
-    w, gap = head.weights(logits)[0], head.gaps(logits)
+    w, gap = head.integer_weights(logits)[0], head.gaps(logits)
     total = sum(int(x) for x in w)
     mean = float(mean_gap(w, gap, np.array([total]))[0])
     distances = [abs(float(x) - mean) for x in gap]

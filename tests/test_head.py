@@ -13,13 +13,13 @@ from minigen.errors import MinigenError, OptionError
 from minigen.head import (
     gradient_scale,
     integer_gradient,
+    integer_weights,
     log_softmax,
     loss_and_gradient,
     project,
     softmax,
     total_loss,
     weight_bits,
-    weights,
 )
 from minigen.model import Model
 from minigen.streams import Stream
@@ -87,12 +87,12 @@ def test_a_shift_of_all_logits_changes_no_bit_where_the_shift_itself_is_exact(z,
 
 def test_a_row_is_the_same_alone_in_any_batch_and_in_any_layout():
     z = generator(1).normal(scale=5.0, size=(7, 257))
-    whole, (w, S) = log_softmax(z), weights(z)
+    whole, (w, S) = log_softmax(z), integer_weights(z)
     assert S.shape == (7, 1)
     for i in range(7):
         assert log_softmax(z[i]).tobytes() == whole[i].tobytes()
-        assert weights(z[i])[0].tobytes() == w[i].tobytes()
-        assert weights(z[i])[1].tolist() == S[i].tolist()
+        assert integer_weights(z[i])[0].tobytes() == w[i].tobytes()
+        assert integer_weights(z[i])[1].tolist() == S[i].tolist()
     assert log_softmax(np.asfortranarray(z)).tobytes() == whole.tobytes()
     assert log_softmax(z[::-2, None]).tobytes() == whole[::-2].tobytes()
 
@@ -101,7 +101,7 @@ def test_the_order_of_the_vocabulary_changes_no_bit():
     z = generator(2).normal(scale=5.0, size=257)
     shuffled = generator(3).permutation(257)
     assert log_softmax(z[shuffled]).tobytes() == log_softmax(z)[shuffled].tobytes()
-    assert weights(z[shuffled])[1] == weights(z)[1]
+    assert integer_weights(z[shuffled])[1] == integer_weights(z)[1]
 
 
 def test_logits_of_plus_and_minus_1000_give_no_nan_and_a_finite_loss():
@@ -135,7 +135,7 @@ def test_minus_infinity_means_never():
 def test_a_token_30_nats_below_has_weight_0_and_a_finite_log_probability():
     z = np.zeros(257)
     z[3] = -31.0
-    w, S = weights(z)
+    w, S = integer_weights(z)
     assert w[3] == 0
     assert S == 256 * 2.0**43
     assert log_softmax(z)[3] == pytest.approx(-31.0 - float(log(256.0)), abs=1e-14)
@@ -156,7 +156,7 @@ def test_a_token_30_nats_below_has_weight_0_and_a_finite_log_probability():
         ([[0.0, 1.0], [-INF, -INF]], "all are -inf"),
     ],
 )
-@pytest.mark.parametrize("function", [log_softmax, softmax, lambda z: weights(np.array(z))])
+@pytest.mark.parametrize("function", [log_softmax, softmax, lambda z: integer_weights(np.array(z))])
 def test_logits_without_a_finite_largest_value_are_refused_with_the_cause(function, logits, cause):
     with pytest.raises(MinigenError, match=rf"finite largest value \({cause}\)"):
         function(logits)
@@ -255,14 +255,14 @@ def test_projection_refuses_operands_outside_the_grids_range(culprit):
 
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
 def test_the_sum_of_weights_is_exact_with_every_weight_at_its_limit(vocab_size):
-    w, S = weights(np.full(vocab_size, 3.25))
+    w, S = integer_weights(np.full(vocab_size, 3.25))
     assert set(w.tolist()) == {2.0 ** weight_bits(vocab_size)}
     assert int(S[0]) == vocab_size * 2 ** weight_bits(vocab_size) <= 2**52
 
 
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
 def test_the_sum_of_weights_is_that_of_python_integers(vocab_size):
-    w, S = weights(-generator(vocab_size).exponential(0.5, vocab_size))
+    w, S = integer_weights(-generator(vocab_size).exponential(0.5, vocab_size))
     assert int(S[0]) == sum(int(x) for x in w)
 
 
@@ -273,7 +273,7 @@ def test_the_gradient_integers_and_their_sum_over_the_step_stay_within_2_to_the_
     G = gradient_scale(step_size)
     assert step_size * G <= 2.0**52
     assert int(exact_sum(np.full(step_size, -G))) == -step_size * int(G)
-    w, S = weights(generator(5).normal(scale=9.0, size=(50, 257)))
+    w, S = integer_weights(generator(5).normal(scale=9.0, size=(50, 257)))
     d = integer_gradient(w, G / S)
     assert np.array_equal(d, np.rint(d))
     assert d.min() >= 0

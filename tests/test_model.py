@@ -13,7 +13,7 @@ from scipy.sparse import csr_array
 
 from minigen.arithmetic import exact_matmul, exact_sum
 from minigen.errors import MinigenError, OptionError
-from minigen.head import gradient_scale, log_softmax, project, weights
+from minigen.head import gradient_scale, integer_weights, log_softmax, project
 from minigen.model import Model, Statistics
 from minigen.streams import Stream
 
@@ -177,7 +177,7 @@ def test_statistics_are_the_integers_of_the_definition(shape, size):
     contexts, targets = batch(model, size)
     G = int(gradient_scale(size))
     z = model.logits(contexts)
-    w, S = weights(z)
+    w, S = integer_weights(z)
     d = [[int(x) for x in row] for row in np.rint(w * (G / S))]
     expected: dict[tuple[int, int, int], int] = {}
     for n, row in enumerate(d):

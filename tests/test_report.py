@@ -144,14 +144,14 @@ def test_weights_too_large_to_travel_leave_the_twin_out(run, monkeypatch):
 def test_lines_to_compare_with_are_those_of_evaluate(run):
     lines = page_of(run).data["loss"]["lines"]
     loaded = Run.load(run)
-    expected = evaluate(loaded.model, loaded.text().training)
+    expected = evaluate(loaded.model, loaded.read_corpus().training)
     assert sorted(lines.values()) == sorted(expected.baselines.values())
     unit = page_of(run).data["loss"]["units"]["training_unit"]
     assert unit * expected.loss == pytest.approx(expected.bits_per_byte)
 
 
 def test_counts_do_not_depend_on_blocks(run, monkeypatch):
-    tokens = Run.load(run).text().training
+    tokens = Run.load(run).read_corpus().training
     whole = facts.baselines(tokens, 270), facts.occurring(tokens, 270)
     monkeypatch.setattr(facts, "_BLOCK", 1000)
     assert (facts.baselines(tokens, 270), facts.occurring(tokens, 270)) == whole

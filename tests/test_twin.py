@@ -15,7 +15,7 @@ import pytest
 
 from minigen.arithmetic import integer_exp, log
 from minigen.checkpoint import PARAMETERS, fingerprint
-from minigen.decoding import History, Policy
+from minigen.decoding import Policy
 from minigen.generation import complete, generate, padded_contexts
 from minigen.model import Model
 from minigen.streams import Stream
@@ -108,7 +108,7 @@ def python_answer(made, tokenizer, case):
     continuation = complete(pieces)[0]
     return {
         "logits": logits[0].tolist(),
-        "weights": policy.weights(logits, History(policy, [ids], made.vocab_size))[0].tolist(),
+        "weights": policy.weights(logits, policy.history([ids], made.vocab_size))[0].tolist(),
         "ids": continuation.token_ids,
         "text": continuation.text,
     }

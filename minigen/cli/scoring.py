@@ -77,7 +77,7 @@ def evaluate(model: str, texts: tuple[str, ...], as_json: bool) -> None:
             texts, documents=run.config.corpus.documents, tokenizer=run.tokenizer
         ).training
     else:
-        tokens = run.text().validation
+        tokens = run.read_corpus().validation
         if not len(tokens):
             raise MinigenError("this run holds no text back for validation: give one with --text")
     result = scoring.evaluate(run.model, tokens)
@@ -88,7 +88,7 @@ def evaluate(model: str, texts: tuple[str, ...], as_json: bool) -> None:
     click.echo(f"bits per byte  {result.bits_per_byte:.6f} over {result.bytes:,} bytes")
     click.echo(f"perplexity     {result.perplexity:.6g} per token")
     for name, loss in result.baselines.items():
-        source = "" if name == "uniform" else ", from counts of this very text"
+        source = "" if name == "uniform" else ", had this text's counts been known"
         click.echo(f"{name:13s}  {loss:.6f} nats per token{source}")
     click.echo(f"calibration    {result.calibration_error:.6f} expected error")
     click.echo("\ntop probability     tokens  confidence  accuracy")

@@ -129,7 +129,7 @@ def _train(folder: "RunFolder", progress: bool | None) -> bool:
     run = folder.run
     if (V := run.tokenizer.vocab_size) < run.config.tokenizer.vocab_size:
         note(f"the text has pairs for {V} tokens, fewer than tokenizer.vocab_size allows")
-    if run.config.evaluation.every and not len(run.text().validation):
+    if run.config.evaluation.every and not len(run.read_corpus().validation):
         note("no text is left for validation, so no validation loss is measured")
     return follow(folder.steps(), run, progress, _show)
 

@@ -113,7 +113,7 @@ class EvaluatesRandomly(Run):
 
     def evaluate(self) -> float | None:
         """Mean loss of a random validation batch."""
-        validation = self.text().validation
+        validation = self.read_corpus().validation
         words = self.streams["optimizer"].words(self.config.training.batch_size)
         pairs = validation.contexts_and_targets(
             bounded(words, len(validation)), self.model.context_length

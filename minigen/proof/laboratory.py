@@ -93,7 +93,7 @@ class Laboratory:
             }
         )
         run = Run(self.config, progress=progress)
-        corpus = run.text()
+        corpus = run.read_corpus()
         measured = corpus.validation if len(corpus.validation) else corpus.training
         short = Tokens(array=measured.array[: _EVALUATED + 1], tokenizer=corpus.tokenizer)
         self.corpus = replace(corpus, validation=short)
