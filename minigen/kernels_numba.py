@@ -30,7 +30,7 @@ def _formula(function: Any) -> Any:
 def _loop(function: Any) -> Any:
     function.__qualname__ += f"-{_FORMULAS}"
     compiled = numba.njit(function, error_model="numpy", fastmath=False, nogil=True)
-    with suppress(RuntimeError):  # there is no folder to write to
+    with suppress(RuntimeError, AttributeError):  # no folder to write to; NUMBA_DISABLE_JIT
         compiled.enable_caching()
     return compiled
 

@@ -17,7 +17,13 @@ from numpy._core import _multiarray_umath as umath
 # The names of numpy's SIMD code differ from version to version: numpy itself says them.
 SIMD = [name for name in umath.__cpu_dispatch__ if umath.__cpu_features__.get(name)]
 WIDE = [name for name in SIMD if "512" in name or name == "X86_V4"]
-OURS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_CORETYPE", "NPY_DISABLE_CPU_FEATURES")
+OURS = (
+    "OPENBLAS_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "OPENBLAS_CORETYPE",
+    "NPY_DISABLE_CPU_FEATURES",
+    "NUMBA_DISABLE_JIT",
+)
 
 ENVIRONMENTS = {
     "1 thread": {"OPENBLAS_NUM_THREADS": "1"},
@@ -31,6 +37,7 @@ ENVIRONMENTS = {
         "OPENBLAS_CORETYPE": "Prescott",
         "OPENBLAS_NUM_THREADS": "1",
     },
+    "numba as plain Python": {"NUMBA_DISABLE_JIT": "1"},
     "no numba": {},
     "no numba, Haswell, 2 threads": {
         "OPENBLAS_CORETYPE": "Haswell",
