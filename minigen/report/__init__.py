@@ -69,7 +69,7 @@ def _page(data: dict[str, Any]) -> str:
     from minigen.report import charts
 
     scripts = {
-        "library": charts.library(),
+        "library": charts.bundle(),
         "twin": _resource("twin.js"),
         "script": _resource("page.js"),
     }

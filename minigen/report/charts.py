@@ -19,7 +19,7 @@ _KIND_COLORS = [f"var(--kind-{number})" for number in range(len(KINDS))]
 
 
 @cache
-def library() -> str:
+def bundle() -> str:
     """Return the JavaScript that draws the charts: Vega behind the global ``vegaEmbed``."""
     bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VERSION)
     return bundle
