@@ -338,7 +338,7 @@ def _find(name_or_path: str | Path) -> Path:
 def _read(path: Path) -> Tables:
     try:
         data = path.read_bytes()
-        return tomllib.loads(data.decode())
+        return tomllib.loads(data.decode("utf-8-sig"))
     except OSError as error:
         raise MinigenError(f"cannot read config {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:

@@ -379,3 +379,9 @@ def test_the_value_of_a_setting_is_read_as_toml_else_as_a_string(text, value):
 def test_a_setting_without_key_or_equals_sign_is_wrong_usage(text):
     with pytest.raises(OptionError, match="a setting must be KEY=VALUE"):
         parse_override(text)
+
+
+def test_a_byte_order_mark_before_toml_is_no_fault(tmp_path):
+    path = tmp_path / "marked.toml"
+    path.write_text("[training]\nsteps = 3\n", encoding="utf-8-sig")
+    assert Config.load(path).training.steps == 3
