@@ -129,7 +129,7 @@ def load(path: str | Path, *, moments: bool = True) -> Checkpoint:
 
 
 def load_model(model_path: str | Path) -> tuple[Model, ByteTokenizer]:
-    """Return the model and tokenizer of MODEL, ready to generate; moments are checked, and left out."""
+    """Return the model and tokenizer of MODEL, ready to generate, without the moments."""
     saved = load(locate(model_path), moments=False)
     D, K, V = saved.tensors["W"].shape
     model = Model(V, K, D)
