@@ -187,7 +187,8 @@ def require_empty(path: Path) -> None:
         raise MinigenError(f"cannot read folder {path}: {error.strerror}") from None
     if is_taken:
         raise MinigenError(
-            f"{path} is not a new or empty folder: name another with --out, or go on with --resume"
+            f"{path} is not a new or empty folder: name another with --out, "
+            "or go on with minigen train --resume"
         )
 
 

@@ -284,7 +284,8 @@ def demo(out: str | None, report: bool, settings: tuple[str, ...], progress: boo
     click.echo(f"Fingerprint: {run.fingerprint}")
     click.echo("\nText from the trained model:\n")
     prompt = config.sampling.prompt
-    click.echo(prompt + run.generate(prompt, **asdict(config.sampling.policy)))
+    policy = asdict(config.sampling.policy) | {"min_new_tokens": 60}  # more than a line
+    click.echo(prompt + run.generate(prompt, **policy))
     if report:
         _write_report(path)
     click.echo(f"\nEverything is in {path}; go on with: minigen generate {path} {prompt!r}")
