@@ -43,11 +43,8 @@ def length_power(n: int, length_penalty: float) -> float:
 
 def best_first(scores: Floats, count: int) -> Integers:
     """Find the indices of the largest scores (n,), best first, of equals the lower; never −inf."""
-    rank = max(0, scores.size - count)
-    least = np.partition(scores, rank)[rank]  # a value: ties cannot matter
-    candidates = np.flatnonzero((scores >= least) & (scores > -np.inf))
-    order = np.argsort(-scores[candidates], kind="stable")[:count]
-    best: Integers = candidates[order]
+    order = np.argsort(-scores, kind="stable")[:count]
+    best: Integers = order[scores[order] > -np.inf]
     return best
 
 

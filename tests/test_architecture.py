@@ -53,7 +53,6 @@ ALLOWED = {
     ("decoding.py", "keep_top_p", "np.add.accumulate"): "integer weights within 2^52",
     ("decoding.py", "running_sum", "np.add.accumulate"): "integer weights within 2^52, in int64",
     ("history.py", "History.__init__", "np.add.at"): "counts",
-    ("beams.py", "best_first", "np.partition"): "yields a value, whatever the order of ties",
     ("scoring.py", "in_units", "sum()"): "Python integers",
     ("scoring.py", "_calibration_error", "sum()"): "Python integers",
     ("cli/info.py", "info", "sum()"): "sizes",
