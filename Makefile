@@ -17,11 +17,11 @@ test-slow: .venv/installed-dev
 # The fingerprints again, with the oldest version of every library that pyproject.toml admits.
 test-oldest: .venv-oldest/installed
 	.venv-oldest/bin/python -m pytest tests/test_environment.py tests/test_golden.py tests/test_published.py \
-		tests/test_sampling_leaves_training_unchanged.py tests/test_resume.py tests/test_verify.py
+		tests/test_sampling_leaves_training_unchanged.py tests/training/test_resume.py tests/proof/test_verify.py
 
 # The report in a real browser: Debian's chromium, which no pip can bring.
 test-browser: .venv/installed-browser
-	$(BIN)/python -m pytest tests/browser/in_chromium.py
+	$(BIN)/python -m pytest tests/report/in_chromium.py
 
 screenshot: .venv/installed-browser
 	$(BIN)/python docs/screenshot.py
@@ -34,6 +34,7 @@ check: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 # TEXT=file measures on another text than the embedded one.
 bench: .venv-bench/installed

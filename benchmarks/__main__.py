@@ -5,7 +5,7 @@ from importlib import import_module
 from pathlib import Path
 
 from benchmarks.harness import machine
-from minigen.corpus import FABLES
+from minigen.text.corpus import FABLES
 
 SECTIONS = ["training", "generation", "growth", "files", "corpus", "workers"]
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness import Table, rounds
-from minigen import corpus
-from minigen.streams import Stream
-from minigen.tokenizer import ByteTokenizer
+from minigen.exact.streams import Stream
+from minigen.text import corpus
+from minigen.text.tokenizer import ByteTokenizer
 
 GIGABYTE = 1 << 30
 INGEST = """
 import json, sys, time
 from pathlib import Path
-from minigen import corpus
+from minigen.text import corpus
 def memory():  # the most that this process ever held, in MB
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
 text, cache, documents = sys.argv[1:]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks.harness import Table, rounds
 from minigen import Config, Run
-from minigen.checkpoint import load, save
+from minigen.training.checkpoint import load, save
 
 OVERRIDES = {
     "tokenizer.vocab_size": 1024,

@@ -11,9 +11,9 @@ import torch
 from benchmarks import peers
 from benchmarks.harness import Table, rounds
 from minigen import Config, Policy, Run
-from minigen.generation import generate
-from minigen.streams import Stream
-from minigen.tokenizer import END_OF_TEXT
+from minigen.decoding.generation import generate
+from minigen.exact.streams import Stream
+from minigen.text.tokenizer import END_OF_TEXT
 
 TOKENS, TOP_K = 200, 40
 POLICIES = {

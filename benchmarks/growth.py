@@ -5,11 +5,11 @@ from pathlib import Path
 
 from benchmarks.harness import Table, rounds
 from benchmarks.training import draw_batches, minigen_step
-from minigen.decoding import Policy
-from minigen.generation import generate
-from minigen.model import Model
-from minigen.streams import Stream
-from minigen.tokenizer import END_OF_TEXT, ByteTokenizer
+from minigen.decoding.generation import generate
+from minigen.decoding.policy import Policy
+from minigen.exact.streams import Stream
+from minigen.model.model import Model
+from minigen.text.tokenizer import END_OF_TEXT, ByteTokenizer
 
 BASE = {"N": 1024, "K": 8, "D": 64, "V": 512}
 STEPS, TOKENS = 10_000, 1_000_000

@@ -6,12 +6,12 @@ import numpy as np
 
 from benchmarks import peers
 from benchmarks.harness import Table, rounds
-from minigen import corpus
-from minigen.arithmetic import exact_matmul
-from minigen.kernels import multiply, one_hot_contexts
-from minigen.model import Model
-from minigen.optimizer import Optimizer
-from minigen.streams import Stream
+from minigen.exact.arithmetic import exact_matmul
+from minigen.exact.streams import Stream
+from minigen.model.kernels import multiply, one_hot_contexts
+from minigen.model.model import Model
+from minigen.model.optimizer import Optimizer
+from minigen.text import corpus
 
 SHAPES = [  # N, K, D, V
     (64, 8, 32, 257),

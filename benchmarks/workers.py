@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.harness import Table, Times
 from minigen import Config, Run
-from minigen.model import Statistics
+from minigen.model.model import Statistics
 from minigen.proof.workers import mpiexec
 
 SHAPES = [(256, 6, 24, 640), (4096, 6, 24, 640), (16384, 8, 64, 257)]  # N, K, D, V

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-from minigen.config import Config
-from minigen.folder import RunFolder
 from minigen.report import write_report
-from minigen.run import Run
+from minigen.training.config import Config
+from minigen.training.folder import RunFolder
+from minigen.training.run import Run
 
 PICTURE = Path(__file__).parent / "report.png"
 FIELDS = {

@@ -4,23 +4,23 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from minigen import head
-    from minigen.config import Config
-    from minigen.decoding import Policy
+    from minigen.decoding.policy import Policy
     from minigen.errors import MinigenError
-    from minigen.run import Run
-    from minigen.streams import Stream
-    from minigen.tokenizer import ByteTokenizer
+    from minigen.exact.streams import Stream
+    from minigen.model import head
+    from minigen.text.tokenizer import ByteTokenizer
+    from minigen.training.config import Config
+    from minigen.training.run import Run
 
 __all__ = ["ByteTokenizer", "Config", "MinigenError", "Policy", "Run", "Stream", "head"]
 
 _HOMES = {
-    "ByteTokenizer": "tokenizer",
-    "Config": "config",
+    "ByteTokenizer": "text.tokenizer",
+    "Config": "training.config",
     "MinigenError": "errors",
-    "Policy": "decoding",
-    "Run": "run",
-    "Stream": "streams",
+    "Policy": "decoding.policy",
+    "Run": "training.run",
+    "Stream": "exact.streams",
 }
 
 
@@ -29,5 +29,5 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(f"minigen.{_HOMES[name]}"), name)
     if name == "head":
-        return importlib.import_module("minigen.head")
+        return importlib.import_module("minigen.model.head")
     raise AttributeError(f"module 'minigen' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The source itself: exact constructs only, imports downwards, docstrings, light imports."""
+"""The source itself: exact constructs only, light imports."""
 
 import ast
 import subprocess
@@ -37,24 +37,32 @@ SORTS = {"sort", "argsort"}
 REDUCTIONS = {"reduce", "accumulate", "reduceat", "at"}
 
 # What only looks at a finished run, or is there to show how plain floats fail.
-OFF_THE_PATH = ("report.py", "report/", "proof/floats.py")
+OFF_THE_PATH = ("report/", "proof/floats.py")
 
 # (file, function, construct): why it is exact all the same.
 ALLOWED = {
-    ("arithmetic.py", "exact_matmul", "np.matmul"): "the one product: integers within 2^53",
-    ("arithmetic.py", "exact_sum", "np.add.reduce"): "the one sum: integers within 2^53",
-    ("streams.py", "Stream._seek", "np.random.Philox"): "raw words of a counter",
-    ("kernels.py", "statistics", "@"): "sparse ones times integers",
-    ("model.py", "Model.__init__", "sum()"): "sizes",
-    ("model.py", "Model.statistics", "np.add.accumulate"): "numbers the tokens that occur",
-    ("decoding.py", "top_k_weights", "np.partition"): "yields a value, whatever the order of ties",
-    ("decoding.py", "keep_top_p", ".sort() not stable"): "yields values, equal ones alike",
-    ("decoding.py", "keep_typical_p", ".sort() not stable"): "no two keys are equal",
-    ("decoding.py", "keep_top_p", "np.add.accumulate"): "integer weights within 2^52",
-    ("decoding.py", "running_sum", "np.add.accumulate"): "integer weights within 2^52, in int64",
-    ("history.py", "History.__init__", "np.add.at"): "counts",
-    ("scoring.py", "in_units", "sum()"): "Python integers",
-    ("scoring.py", "_calibration_error", "sum()"): "Python integers",
+    ("exact/arithmetic.py", "exact_matmul", "np.matmul"): "the one product: integers within 2^53",
+    ("exact/arithmetic.py", "exact_sum", "np.add.reduce"): "the one sum: integers within 2^53",
+    ("exact/streams.py", "Stream._seek", "np.random.Philox"): "raw words of a counter",
+    ("model/kernels.py", "statistics", "@"): "sparse ones times integers",
+    ("model/model.py", "Model.__init__", "sum()"): "sizes",
+    ("model/model.py", "Model.statistics", "np.add.accumulate"): "numbers the tokens that occur",
+    (
+        "decoding/policy.py",
+        "top_k_weights",
+        "np.partition",
+    ): "yields a value, the same for all ties",
+    ("decoding/policy.py", "keep_top_p", ".sort() not stable"): "yields values, equal ones alike",
+    ("decoding/policy.py", "keep_typical_p", ".sort() not stable"): "no two keys are equal",
+    ("decoding/policy.py", "keep_top_p", "np.add.accumulate"): "integer weights within 2^52",
+    (
+        "decoding/policy.py",
+        "running_sum",
+        "np.add.accumulate",
+    ): "integers within 2^52, in int64",
+    ("decoding/history.py", "History.__init__", "np.add.at"): "counts",
+    ("decoding/scoring.py", "in_units", "sum()"): "Python integers",
+    ("decoding/scoring.py", "_calibration_error", "sum()"): "Python integers",
     ("cli/info.py", "info", "sum()"): "sizes",
 }
 
@@ -298,8 +306,8 @@ def test_the_search_catches(line, construct):
         "names.sort(key=len)",
         "sorted(names)",
         "key.partition('=')",
-        "from minigen.arithmetic import exp, log\nexp(x) + log(y)",
-        "from minigen.kernels import statistics",
+        "from minigen.exact.arithmetic import exp, log\nexp(x) + log(y)",
+        "from minigen.model.kernels import statistics",
         "from scipy.sparse import csr_array",
         "statistics.sum_of_losses",
         "np.maximum(x, y).max()",
@@ -317,168 +325,17 @@ def test_the_search_names_the_outermost_function():
     assert [scope for _, scope, _ in findings(source)] == ["A.f", "A.f", "A", ""]
 
 
-# (b) Imports run downwards
-
-# Bottom first; rooms on one line are one room in several files and may import each other.
-ORDER = [
-    ["errors"],
-    ["arithmetic"],
-    ["streams"],
-    ["tokenizer"],
-    ["text"],
-    ["token_cache"],
-    ["corpus"],
-    ["head"],
-    ["rules"],
-    ["kernels", "kernels_numba"],
-    ["model"],
-    ["optimizer"],
-    ["history"],
-    ["decoding"],
-    ["generation", "beams", "speculation"],
-    ["scoring"],
-    ["config"],
-    ["checkpoint"],
-    ["workers"],
-    ["run"],
-    ["folder"],
-    ["sweep"],
-    ["proof"],
-    ["report"],  # a file or a folder
-    ["__init__"],  # the public names
-    ["cli"],  # a file or a folder
-    ["__main__"],
-]
-RANKS = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
-
-
-def room_of(name: str) -> str:
-    return name.removesuffix(".py").split("/")[0]
-
-
-def imported_rooms(source: str, name: str) -> list[tuple[int, str]]:
-    """(line, room) of every import from the package, those inside functions included."""
-    folders = ["minigen", *name.split("/")[:-1]]
-    rooms = []
-    for node in ast.walk(ast.parse(source)):
-        targets: list[str] = []
-        if isinstance(node, ast.Import):
-            targets = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            above = folders[: len(folders) - node.level + 1] if node.level else []
-            base = ".".join([*above, *([node.module] if node.module else [])])
-            targets = [f"{base}.{alias.name}" for alias in node.names]
-        for target in targets:
-            package, _, rest = target.partition(".")
-            if package == "minigen":
-                room = rest.split(".")[0]
-                rooms.append((node.lineno, room if room in RANKS else "__init__"))  # type: ignore[attr-defined]
-    return rooms
-
-
-def upward_imports(source: str, name: str) -> list[str]:
-    own = room_of(name)
-    return [
-        f"{name}:{line} imports {room}"
-        for line, room in imported_rooms(source, name)
-        if room != own and RANKS[room] > RANKS[own]
-    ]
-
-
-def test_every_file_has_its_place_in_the_order():
-    assert {room_of(name) for name in NAMES} <= RANKS.keys()
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "__init__.py"])
-def test_imports_run_only_downwards(name):
-    assert upward_imports((PACKAGE / name).read_text(encoding="utf-8"), name) == []
-
-
-@pytest.mark.parametrize(
-    ("name", "line"),
-    [
-        ("head.py", "from minigen.model import Model"),
-        ("head.py", "import minigen.model"),
-        ("head.py", "from minigen import model"),
-        ("head.py", "from minigen import Run"),
-        ("head.py", "import minigen"),
-        ("head.py", "from . import model"),
-        ("head.py", "from .model import Model"),
-        ("head.py", "def f():\n    from minigen.cli.options import x"),
-        ("report/page.py", "from minigen.cli import main"),
-        ("report/page.py", "from ..cli import main"),
-    ],
-)
-def test_the_order_catches(name, line):
-    assert len(upward_imports(line, name)) == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "line"),
-    [
-        ("model.py", "from minigen.head import weights"),
-        ("model.py", "from minigen import head, arithmetic"),
-        ("kernels.py", "from minigen import kernels_numba"),
-        ("cli/options.py", "from minigen.cli.training import train"),
-        ("cli/options.py", "from .training import train"),
-        ("cli/options.py", "from minigen import Run, run"),
-        ("head.py", "import numpy as np"),
-    ],
-)
-def test_the_order_lets_pass(name, line):
-    assert upward_imports(line, name) == []
-
-
-# (c) Docstrings
-
-
-def undocumented(source: str) -> list[str]:
-    """Names of the module, its public classes and functions, and their methods without one."""
-    tree, missing = ast.parse(source), []
-
-    def check(node: ast.Module | ast.ClassDef | ast.FunctionDef, name: str) -> None:
-        if not (ast.get_docstring(node) or "").strip():
-            missing.append(name)
-        for child in node.body:
-            is_setter = any(
-                isinstance(d, ast.Attribute) and d.attr == "setter"
-                for d in getattr(child, "decorator_list", [])
-            )
-            if (
-                isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-                and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-                and not child.name.startswith("_")
-                and not is_setter
-            ):
-                check(child, f"{name}.{child.name}")  # type: ignore[arg-type]
-
-    check(tree, "module")
-    return missing
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_modules_and_public_names_have_docstrings(name):
-    assert undocumented((PACKAGE / name).read_text(encoding="utf-8")) == []
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_module_opens_with_a_whole_sentence(name):
-    docstring = ast.get_docstring(ast.parse((PACKAGE / name).read_text(encoding="utf-8"))) or ""
-    opening = docstring.split("\n\n")[0]
-    assert opening.endswith((".", ":"))
-
-
-def test_the_search_for_docstrings_catches_a_module_a_function_a_class_and_a_method():
-    source = "def f(): pass\nclass A:\n  def g(self): pass\n  def _h(self): pass\ndef _i(): pass"
-    assert undocumented(source) == ["module", "module.f", "module.A", "module.A.g"]
-
-
-# (d) Light imports
+# (b) Light imports
 
 
 @pytest.mark.parametrize(
     "module",
-    ["minigen", "minigen.generation", "minigen.decoding", "minigen.model", "minigen.checkpoint"],
+    [
+        "minigen",
+        "minigen.decoding.generation",
+        "minigen.model.model",
+        "minigen.training.checkpoint",
+    ],
 )
 def test_generation_imports_neither_scipy_nor_numba_nor_pydantic(module):
     heavy = ("scipy", "numba", "pydantic")

@@ -53,7 +53,7 @@ import numpy as np
 from numpy._core import _multiarray_umath as umath
 from threadpoolctl import threadpool_info
 import minigen
-from minigen.kernels import engine
+from minigen.model.kernels import engine
 
 settings = {{
     "training.steps": 4, "training.batch_size": 200, "tokenizer.vocab_size": 300,
@@ -128,9 +128,9 @@ def test_weights_losses_and_samples_are_those_of_the_first_environment(reports, 
 def test_the_environments_compute_with_other_code(reports):
     """The control: where there is no other code, the test above shows nothing."""
     engines = {report["engine"] for report in reports.values()}
-    assert "minigen.kernels" in engines
+    assert "minigen.model.kernels" in engines
     assert {report["engine"] for name, report in reports.items() if "no numba" in name} == {
-        "minigen.kernels"
+        "minigen.model.kernels"
     }
     assert reports["no SIMD"]["simd"] == []
     kernels = {str(report["kernels"]) for report in reports.values()}

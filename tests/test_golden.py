@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from minigen import Config, Run
-from minigen.checkpoint import load
+from minigen.training.checkpoint import load
 
 DATA = Path(__file__).parent / "data"
 GOLDEN = DATA / "golden.safetensors"

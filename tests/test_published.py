@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from minigen import Config, Run
-from minigen.checkpoint import fingerprint, load
+from minigen.training.checkpoint import fingerprint, load
 
 ROOT = Path(__file__).parents[1]
 PUBLISHED = ROOT / "checkpoints" / "fables.safetensors"

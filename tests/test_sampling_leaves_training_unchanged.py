@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from minigen import Config, Policy, Run, Stream
-from minigen.beams import beam_search
-from minigen.generation import complete, generate
-from minigen.speculation import speculate
+from minigen.decoding.beams import beam_search
+from minigen.decoding.generation import complete, generate
+from minigen.decoding.speculation import speculate
 
 STEPS = 12
 CONFIG = Config.load(

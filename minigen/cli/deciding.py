@@ -39,13 +39,13 @@ def next_(model: str, prompt: bytes | None, top: int, as_json: bool, **options: 
 
     import numpy as np
 
-    from minigen import head
-    from minigen.arithmetic import exact_sum, log
-    from minigen.checkpoint import load_model
-    from minigen.decoding import Policy
-    from minigen.generation import padded_contexts
-    from minigen.scoring import entropy
-    from minigen.tokenizer import END_OF_TEXT
+    from minigen.decoding.generation import padded_contexts
+    from minigen.decoding.policy import Policy
+    from minigen.decoding.scoring import entropy
+    from minigen.exact.arithmetic import exact_sum, log
+    from minigen.model import head
+    from minigen.text.tokenizer import END_OF_TEXT
+    from minigen.training.checkpoint import load_model
 
     language_model, tokenizer = load_model(model)
     history = tokenizer.encode(text).ids
@@ -93,7 +93,7 @@ def parse_logits(text: str) -> list[float]:
     >>> parse_logits("0, ln 1, -2.5")
     [0.0, 0.0, -2.5]
     """
-    from minigen.arithmetic import log
+    from minigen.exact.arithmetic import log
 
     logits = []
     for part in text.split(","):
@@ -124,8 +124,8 @@ def head(logits: str, target: int | None, as_json: bool) -> None:
     """
     import numpy as np
 
-    from minigen.decoding import Policy
-    from minigen.head import log_softmax, loss_and_gradient, softmax
+    from minigen.decoding.policy import Policy
+    from minigen.model.head import log_softmax, loss_and_gradient, softmax
 
     z = np.array(parse_logits(logits))
     if not np.isfinite(z.max()):

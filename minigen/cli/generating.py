@@ -19,8 +19,8 @@ from minigen.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from minigen.decoding import Policy
-    from minigen.generation import Continuation, Piece
+    from minigen.decoding.generation import Continuation, Piece
+    from minigen.decoding.policy import Policy
 
 
 class Seed(click.ParamType[int]):
@@ -103,7 +103,7 @@ def policy_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def build_policy(options: dict[str, Any]) -> "Policy":
     """Make the Policy of the options given; those not given keep its defaults."""
-    from minigen.decoding import Policy
+    from minigen.decoding.policy import Policy
 
     given = {name: options[name] for name in _POLICY_OPTIONS if options[name] is not None}
     if options["greedy"]:
@@ -156,7 +156,7 @@ class Printer:
 
 def _refuse_sampling(options: dict[str, Any], **others: Any) -> None:
     """Beams draw nothing, so an option that shapes a draw is a mistake."""
-    from minigen.decoding import SAMPLING_OPTIONS
+    from minigen.decoding.policy import SAMPLING_OPTIONS
 
     given = ["greedy"] * options["greedy"]
     given += [name for name in SAMPLING_OPTIONS if options[name] is not None]
@@ -234,12 +234,12 @@ def generate(
     policy = build_policy(options)
     prompts = _prompts(prompt, prompts_path)
 
-    from minigen.beams import beam_search
-    from minigen.checkpoint import load_model
-    from minigen.generation import Piece, complete
-    from minigen.generation import generate as generate_pieces
-    from minigen.speculation import speculate
-    from minigen.streams import Stream
+    from minigen.decoding.beams import beam_search
+    from minigen.decoding.generation import Piece, complete
+    from minigen.decoding.generation import generate as generate_pieces
+    from minigen.decoding.speculation import speculate
+    from minigen.exact.streams import Stream
+    from minigen.training.checkpoint import load_model
 
     language_model, tokenizer = load_model(model)
     rows = [(text, sample) for text in prompts for sample in range(num_samples)]

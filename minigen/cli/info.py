@@ -17,7 +17,7 @@ def info(model: str, as_json: bool) -> None:
     Example:
       minigen info runs/fables --json
     """
-    from minigen import checkpoint
+    from minigen.training import checkpoint
 
     path = checkpoint.locate(model)
     saved = checkpoint.load(path, moments=False)

@@ -118,7 +118,7 @@ def prompt_bytes(prompt: bytes | None) -> bytes:
 
 def overrides(settings: tuple[str, ...], texts: tuple[str, ...]) -> dict[str, Any]:
     """Return what --set and --text change, by dotted key."""
-    from minigen.config import parse_override
+    from minigen.training.config import parse_override
 
     changes = dict(parse_override(setting) for setting in settings)
     if texts:

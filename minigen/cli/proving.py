@@ -45,9 +45,9 @@ def prove(
     """
     changes = overrides(settings, texts)
 
-    from minigen.config import Config
     from minigen.proof import EXPERIMENTS, proven
     from minigen.proof import prove as prove_all
+    from minigen.training.config import Config
 
     claims = []
     with reading_progress(progress) as reading:
@@ -95,8 +95,8 @@ def verify(model: str, texts: tuple[str, ...], progress: bool | None) -> int:
     """
     from tqdm import tqdm
 
-    from minigen.checkpoint import fingerprint
     from minigen.proof.verification import Verification, compare
+    from minigen.training.checkpoint import fingerprint
 
     with reading_progress(progress) as reading:
         verification = Verification(model, texts, progress=reading)

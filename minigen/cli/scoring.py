@@ -35,9 +35,9 @@ def score(model: str, text: bytes | None, path: str | None, as_json: bool) -> No
         raise click.UsageError("give TEXT or --file, one of the two")
     data = read_file(path) if path is not None else prompt_bytes(text)
 
-    from minigen import scoring
-    from minigen.arithmetic import exp
-    from minigen.checkpoint import load_model
+    from minigen.decoding import scoring
+    from minigen.exact.arithmetic import exp
+    from minigen.training.checkpoint import load_model
 
     language_model, tokenizer = load_model(model)
     result = scoring.score(language_model, tokenizer, data)
@@ -68,8 +68,9 @@ def evaluate(model: str, texts: tuple[str, ...], as_json: bool) -> None:
     Example:
       minigen evaluate runs/fables --text book.txt
     """
-    from minigen import corpus, scoring
-    from minigen.folder import load_run
+    from minigen.decoding import scoring
+    from minigen.text import corpus
+    from minigen.training.folder import load_run
 
     run = load_run(model)
     if texts:

@@ -23,8 +23,8 @@ from minigen.cli.training import deferred_interrupts, one_voice
 from minigen.errors import MinigenError, OptionError
 
 if TYPE_CHECKING:
-    from minigen.config import Config
-    from minigen.workers import Workers
+    from minigen.training.config import Config
+    from minigen.training.workers import Workers
 
 _GLANCE = 0.5  # seconds between two looks at how far the runs have come
 
@@ -57,8 +57,16 @@ def sweep(
     """
     path = Path(out or f"runs/{Path(config or 'fables').stem}-sweep")
     with one_voice() as workers:
-        from minigen.config import Config
-        from minigen.sweep import create, find, is_done, parse_axes, parse_seeds, plan, table
+        from minigen.training.config import Config
+        from minigen.training.sweep import (
+            create,
+            find,
+            is_done,
+            parse_axes,
+            parse_seeds,
+            plan,
+            table,
+        )
 
         given = {"CONFIG": config, "--text": texts, "--set": settings, "--seeds": seeds}
 
@@ -100,7 +108,7 @@ def _train_all(todo: "Mapping[Path, Config]", workers: "Workers", shows: bool) -
     """Train each run, showing how far all of them have come; return what went wrong with which."""
     from tqdm import tqdm
 
-    from minigen.sweep import last_metrics
+    from minigen.training.sweep import last_metrics
 
     failures = {}
     steps = reduce(add, (config.training.steps for config in todo.values()))
@@ -130,15 +138,15 @@ def _train_all(todo: "Mapping[Path, Config]", workers: "Workers", shows: bool) -
 @cache
 def _process() -> "Workers":
     """Return this process of the pool: once it was asked to stop, it takes up no other run."""
-    from minigen.workers import Workers
+    from minigen.training.workers import Workers
 
     return Workers()
 
 
 def _train(folder: Path) -> str:
     """Train the run of a sub-folder to its end, in a process of the pool; return what failed."""
-    from minigen.config import Config
-    from minigen.folder import CONFIG, RunFolder
+    from minigen.training.config import Config
+    from minigen.training.folder import CONFIG, RunFolder
 
     try:
         if not folder.is_dir():

@@ -25,9 +25,9 @@ from minigen.cli.options import (
 from minigen.errors import MinigenError, OptionError
 
 if TYPE_CHECKING:
-    from minigen.folder import RunFolder
-    from minigen.run import Run, StepRecord
-    from minigen.workers import Workers
+    from minigen.training.folder import RunFolder
+    from minigen.training.run import Run, StepRecord
+    from minigen.training.workers import Workers
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def one_voice() -> Iterator["Workers"]:
 
     A worker that fails alone speaks for itself, and ends those that wait for it.
     """
-    from minigen.workers import from_mpiexec
+    from minigen.training.workers import from_mpiexec
 
     workers = from_mpiexec()
     stderr = sys.stderr
@@ -161,9 +161,9 @@ def train(
     """
     path = Path(out or f"runs/{Path(config or 'fables').stem}")
 
-    from minigen.config import Config
-    from minigen.folder import CONFIG, RunFolder, require_empty
-    from minigen.run import Run
+    from minigen.training.config import Config
+    from minigen.training.folder import CONFIG, RunFolder, require_empty
+    from minigen.training.run import Run
 
     def load() -> Config:
         if resume and config is not None:
@@ -248,9 +248,9 @@ def demo(out: str | None, report: bool, settings: tuple[str, ...], progress: boo
     changes = overrides(settings, ())
     path = Path(out) if out else _free_folder()
 
-    from minigen.config import Config
-    from minigen.folder import RunFolder, require_empty
-    from minigen.run import Run
+    from minigen.training.config import Config
+    from minigen.training.folder import RunFolder, require_empty
+    from minigen.training.run import Run
 
     require_empty(path)
     config = Config.load("fables", changes)

@@ -8,13 +8,13 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from minigen.config import Config
-from minigen.corpus import Progress
 from minigen.proof import experiments, workers
 from minigen.proof.environments import environment
 from minigen.proof.laboratory import Claim as Claim
 from minigen.proof.laboratory import Control as Control
 from minigen.proof.laboratory import Laboratory
+from minigen.text.corpus import Progress
+from minigen.training.config import Config
 
 Experiment = Callable[[Laboratory], Claim]
 

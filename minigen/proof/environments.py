@@ -11,10 +11,10 @@ from typing import Any
 
 from threadpoolctl import threadpool_info
 
-from minigen.config import Config
 from minigen.proof.floats import with_floats
 from minigen.proof.laboratory import Claim, Control, Laboratory
-from minigen.run import Run
+from minigen.training.config import Config
+from minigen.training.run import Run
 
 _THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS",
             "VECLIB_MAXIMUM_THREADS", "NUMBA_NUM_THREADS")  # fmt: skip

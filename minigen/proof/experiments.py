@@ -6,17 +6,17 @@ from operator import add
 
 import numpy as np
 
-from minigen import head
-from minigen.arithmetic import Floats
-from minigen.beams import beam_search
-from minigen.decoding import Policy
-from minigen.generation import complete, generate, padded_contexts
-from minigen.model import Integers, Model
+from minigen.decoding.beams import beam_search
+from minigen.decoding.generation import complete, generate, padded_contexts
+from minigen.decoding.policy import Policy
+from minigen.decoding.speculation import speculate
+from minigen.exact.arithmetic import Floats
+from minigen.exact.streams import Stream, bounded
+from minigen.model import head
+from minigen.model.model import Integers, Model
 from minigen.proof.floats import FloatModel, with_floats
 from minigen.proof.laboratory import TOKENS, Claim, Control, Laboratory, difference, state
-from minigen.run import Run
-from minigen.speculation import speculate
-from minigen.streams import Stream, bounded
+from minigen.training.run import Run
 
 PROMPTS = ("Once", "", "The end", b"\xff")
 

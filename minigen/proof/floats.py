@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from minigen.arithmetic import Floats
-from minigen.model import Integers, Model
-from minigen.run import Run
+from minigen.exact.arithmetic import Floats
+from minigen.model.model import Integers, Model
+from minigen.training.run import Run
 
 
 @dataclass(frozen=True)

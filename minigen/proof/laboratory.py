@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from minigen.config import Config
-from minigen.corpus import Progress, Tokens
 from minigen.errors import MinigenError
-from minigen.run import Run
-from minigen.streams import Stream
+from minigen.exact.streams import Stream
+from minigen.text.corpus import Progress, Tokens
+from minigen.training.config import Config
+from minigen.training.run import Run
 
 FEWEST_STEPS, MOST_STEPS = 4, 40  # that an experiment trains
 TOKENS = 8  # of each text that an experiment asks for

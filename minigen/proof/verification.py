@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from minigen import checkpoint
-from minigen.config import Config, differences
-from minigen.corpus import Progress
 from minigen.errors import MinigenError
-from minigen.folder import CONFIG, METRICS, read_lines
-from minigen.run import Run, StepRecord
+from minigen.text.corpus import Progress
+from minigen.training import checkpoint
+from minigen.training.config import Config, differences
+from minigen.training.folder import CONFIG, METRICS, read_lines
+from minigen.training.run import Run, StepRecord
 
 _LOGGED = ("loss_bits", "learning_rate", "optimizer_position", "fingerprint")
 

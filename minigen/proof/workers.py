@@ -13,12 +13,12 @@ from operator import add
 from pathlib import Path
 from typing import Any
 
-from minigen.config import Config
 from minigen.errors import MinigenError
 from minigen.proof.floats import with_floats
 from minigen.proof.laboratory import Claim, Control, Laboratory
-from minigen.run import Run
-from minigen.workers import MPIWorkers
+from minigen.training.config import Config
+from minigen.training.run import Run
+from minigen.training.workers import MPIWorkers
 
 COUNTS = (2, 3, 4)  # beside this one process
 MOST_STEPS = 8  # since processes that share cores wait for each other

@@ -16,11 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from minigen import checkpoint
-from minigen.arithmetic import log
-from minigen.config import Config, differences
-from minigen.corpus import Tokens
 from minigen.errors import MinigenError
+from minigen.exact.arithmetic import log
 from minigen.report.facts import (
     Facts,
     Line,
@@ -30,7 +27,10 @@ from minigen.report.facts import (
     token_label,
 )
 from minigen.report.projection import principal_coordinates
-from minigen.tokenizer import BYTE_VOCABULARY, END_OF_TEXT
+from minigen.text.corpus import Tokens
+from minigen.text.tokenizer import BYTE_VOCABULARY, END_OF_TEXT
+from minigen.training import checkpoint
+from minigen.training.config import Config, differences
 
 MOST_WEIGHT_BYTES = 8_000_000
 """Above this the weights do not travel in the page, and so the twin is left out."""

@@ -9,14 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from minigen import checkpoint, corpus
-from minigen.checkpoint import Checkpoint
-from minigen.config import Config
-from minigen.corpus import Corpus, Tokens
+from minigen.decoding.scoring import count_baselines
 from minigen.errors import MinigenError
-from minigen.folder import CONFIG, METRICS, SAMPLES, read_lines
-from minigen.scoring import count_baselines
-from minigen.tokenizer import END_OF_TEXT, ByteTokenizer
+from minigen.text import corpus
+from minigen.text.corpus import Corpus, Tokens
+from minigen.text.tokenizer import END_OF_TEXT, ByteTokenizer
+from minigen.training import checkpoint
+from minigen.training.checkpoint import Checkpoint
+from minigen.training.config import Config
+from minigen.training.folder import CONFIG, METRICS, SAMPLES, read_lines
 
 Line = dict[str, Any]
 

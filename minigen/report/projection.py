@@ -8,7 +8,7 @@ from math import inf
 
 import numpy as np
 
-from minigen.arithmetic import (
+from minigen.exact.arithmetic import (
     Floats,
     exact_matmul,
     exact_sum,

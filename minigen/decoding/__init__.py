@@ -1,0 +1,1 @@
+"""Decoding: from logits to a token, from tokens to a text, and what a text is worth."""

@@ -1,0 +1,109 @@
+"""The history of a text is what the rules of decoding ask about the tokens so far."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from minigen.exact.arithmetic import Floats
+
+
+class Ngrams:
+    """The n-grams of one text: which tokens would complete one that it already holds."""
+
+    def __init__(self, size: int):
+        self._size = size
+        self._text: list[int] = []
+        self._followers: dict[tuple[int, ...], dict[int, int]] = {}  # n − 1 tokens → next → times
+
+    def _prefix(self) -> tuple[int, ...] | None:
+        start = len(self._text) - self._size + 1
+        return tuple(self._text[start:]) if start >= 0 else None
+
+    def repeating(self) -> list[int]:
+        """Tokens that, coming next, would repeat an n-gram."""
+        return list(self._followers.get(self._prefix() or (), ()))
+
+    def append(self, token: int) -> None:
+        """Add a token to the text."""
+        prefix = self._prefix()
+        if prefix is not None:
+            times = self._followers.setdefault(prefix, {})
+            times[token] = times.get(token, 0) + 1
+        self._text.append(token)
+
+    def pop(self) -> None:
+        """Take the last token back."""
+        token = self._text.pop()
+        prefix = self._prefix()
+        if prefix is not None:
+            times = self._followers[prefix]
+            times[token] -= 1
+            if not times[token]:
+                del times[token]
+
+    def copy(self) -> "Ngrams":
+        """Return an independent copy."""
+        copy = Ngrams(self._size)
+        copy._text = self._text.copy()
+        copy._followers = {prefix: times.copy() for prefix, times in self._followers.items()}
+        return copy
+
+
+class History:
+    """What the logit rules ask about R texts so far, kept up to date token by token.
+
+    ``new_tokens``: how many were appended; ``counts`` (R, V): occurrences of each token;
+    ``ngrams``: an index a text. Only what a policy asks for is kept; a token costs the same at any
+    length.
+    """
+
+    def __init__(
+        self,
+        texts: Sequence[Sequence[int]],
+        vocab_size: int,
+        *,
+        counts_tokens: bool,
+        ngram_size: int | None,
+        new_tokens: int = 0,
+    ):
+        self.new_tokens = new_tokens
+        self.counts: Floats | None = None
+        self.ngrams: list[Ngrams] | None = None
+        if counts_tokens:
+            self.counts = np.zeros((len(texts), vocab_size))
+            for counts, text in zip(self.counts, texts, strict=True):
+                np.add.at(counts, np.array(text, dtype=np.int64), 1.0)
+        if ngram_size:
+            self.ngrams = [Ngrams(ngram_size) for _ in texts]
+            for ngrams, text in zip(self.ngrams, texts, strict=True):
+                for token in text:
+                    ngrams.append(int(token))
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Add one token to each text."""
+        self.new_tokens += 1
+        if self.counts is not None:
+            self.counts[np.arange(len(tokens)), tokens] += 1.0
+        if self.ngrams is not None:
+            for ngrams, token in zip(self.ngrams, tokens, strict=True):
+                ngrams.append(token)
+
+    def pop(self, tokens: Sequence[int]) -> None:
+        """Take the last token of each text back: the ones that were appended last."""
+        self.new_tokens -= 1
+        if self.counts is not None:
+            self.counts[np.arange(len(tokens)), tokens] -= 1.0
+        if self.ngrams is not None:
+            for ngrams in self.ngrams:
+                ngrams.pop()
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these texts, in this order; a text may be named more than once."""
+        if self.counts is not None:
+            self.counts = self.counts[list(rows)]
+        if self.ngrams is not None:
+            first = {row: i for i, row in reversed(list(enumerate(rows)))}
+            self.ngrams = [
+                self.ngrams[row] if first[row] == i else self.ngrams[row].copy()
+                for i, row in enumerate(rows)
+            ]

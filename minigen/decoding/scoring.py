@@ -1,0 +1,213 @@
+"""How well a model predicts a text: log-probability, perplexity, bits per byte, calibration.
+
+Sums of nats run over integers of 2⁻⁴⁸ nats, so that neither order nor blocks change a bit.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import inf, ldexp
+
+import numpy as np
+
+from minigen.decoding.generation import (
+    LanguageModel,
+    check_vocabulary,
+    target_log_probabilities,
+    token_log_probabilities,
+)
+from minigen.decoding.policy import Integers
+from minigen.errors import MinigenError, OptionError
+from minigen.exact.arithmetic import Floats, exact_sum, exp, integer_exp, log
+from minigen.model import head
+from minigen.text.corpus import Tokens
+from minigen.text.tokenizer import ByteTokenizer
+
+BINS = 15  # of the reliability table, as in Guo et al. 2017
+
+_PER_NAT = 2.0**48
+_LN2 = float(log(2.0))
+_BLOCK = 1 << 18  # logits held at once
+
+
+def in_units(nats: Floats) -> int:
+    """Sum of finite floats in units of 2⁻⁴⁸, each rounded once: exact in any order."""
+    return sum(map(int, np.rint(nats * _PER_NAT).tolist()))
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a model says of one text, token by token and in all.
+
+    ``log_probabilities`` and ``total_nats`` = −Σ log p in nats; ``probability`` = exp(−total);
+    ``perplexity`` = exp(nats per token); ``bits_per_byte`` = total / (bytes·ln 2).
+    """
+
+    token_ids: list[int]
+    log_probabilities: list[float]
+    total_nats: float
+    probability: float
+    bytes: int
+    perplexity: float
+    bits_per_byte: float
+
+
+def summarize(token_ids: list[int], log_probabilities: Floats, byte_count: int) -> Score:
+    """Apply the chain rule: log p of a text is the sum of its tokens' log-probabilities."""
+    possible = bool(np.isfinite(log_probabilities).all())
+    total = in_units(-log_probabilities) / _PER_NAT if possible else inf
+    return Score(
+        token_ids=token_ids,
+        log_probabilities=log_probabilities.tolist(),
+        total_nats=total,
+        probability=float(exp(-total)),
+        bytes=byte_count,
+        perplexity=float(exp(total / len(token_ids))),
+        bits_per_byte=total / (byte_count * _LN2),
+    )
+
+
+def score(model: LanguageModel, tokenizer: ByteTokenizer, text: str | bytes) -> Score:
+    """Score a text: each token given those before it, the first ones after a padded context.
+
+    Only the text's own tokens count, no ``<|endoftext|>``. An empty text raises OptionError.
+    """
+    check_vocabulary(model, tokenizer)
+    token_ids = list(tokenizer.encode(text).ids)
+    if not token_ids:
+        raise OptionError("a text to score must hold at least one byte (got 0 bytes)")
+    log_probabilities = token_log_probabilities(model, token_ids)
+    return summarize(token_ids, log_probabilities, len(tokenizer.decode(token_ids)))
+
+
+def _blocks(tokens: Tokens, model: LanguageModel) -> Iterator[tuple[Integers, Integers]]:
+    """Contexts (n, K) and targets (n,) of all predictions, a block at a time."""
+    if len(tokens) == 0:
+        raise MinigenError("a text to evaluate must hold at least one token (got 0)")
+    height = max(1, _BLOCK // model.vocab_size)
+    for start in range(0, len(tokens), height):
+        indices = np.arange(start, min(start + height, len(tokens)))
+        yield tokens.contexts_and_targets(indices, model.context_length)
+
+
+def mean_loss(model: LanguageModel, tokens: Tokens) -> float:
+    """Mean negative log-likelihood of a tokenized text in nats per token."""
+    total = 0
+    for contexts, targets in _blocks(tokens, model):
+        total -= in_units(target_log_probabilities(model, contexts, targets))
+    return total / _PER_NAT / len(tokens)
+
+
+@dataclass(frozen=True)
+class ReliabilityBin:
+    """Predictions whose top probability lies in (lowest, highest].
+
+    ``confidence`` is their mean top probability, ``accuracy`` how often the top token was right;
+    both 0 where ``count`` is 0.
+    """
+
+    lowest: float
+    highest: float
+    count: int
+    confidence: float
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Loss of a model on a text, in nats per token, with baselines and calibration.
+
+    ``baselines``: ``uniform`` is ln V; ``unigram`` and ``bigram`` are what counts of this very text
+    would reach. ``calibration_error`` is the expected calibration error: over 15 bins of the top
+    probability, the mean of |accuracy − confidence|. Source: Guo et al. 2017.
+    """
+
+    loss: float
+    bits_per_byte: float
+    perplexity: float
+    tokens: int
+    bytes: int
+    baselines: dict[str, float]
+    calibration_error: float
+    reliability: list[ReliabilityBin]
+
+
+def evaluate(model: LanguageModel, tokens: Tokens) -> Evaluation:
+    """Evaluate a model on a tokenized text, block by block. An empty one raises MinigenError."""
+    V = model.vocab_size
+    bits = head.weight_bits(V)
+    nats = 0
+    bigrams: Counter[int] = Counter()
+    counts = np.zeros(BINS, dtype=np.int64)
+    hits = np.zeros(BINS, dtype=np.int64)
+    confidences = [0] * BINS
+    for contexts, targets in _blocks(tokens, model):
+        gap = head.gaps(model.logits(contexts))  # (n, V)
+        S = exact_sum(integer_exp(gap, bits), axis=1)  # (n,)
+        missed = np.take_along_axis(gap, targets[:, None], axis=1)[:, 0]
+        nats += in_units(missed + head.log_partition(S, V))
+        bigrams.update((contexts[:, -1] * V + targets).tolist())
+        confidence = ldexp(1.0, bits) / S
+        bins = np.minimum(np.ceil(confidence * BINS).astype(np.int64), BINS) - 1
+        right = gap.argmin(axis=1) == targets
+        counts += np.bincount(bins, minlength=BINS)
+        hits += np.bincount(bins[right], minlength=BINS)
+        for i in range(BINS):
+            confidences[i] += in_units(confidence[bins == i])
+    n = len(tokens)
+    loss = nats / _PER_NAT / n
+    reliability = [
+        ReliabilityBin(
+            lowest=i / BINS,
+            highest=(i + 1) / BINS,
+            count=int(counts[i]),
+            confidence=confidences[i] / _PER_NAT / max(1, int(counts[i])),
+            accuracy=int(hits[i]) / max(1, int(counts[i])),
+        )
+        for i in range(BINS)
+    ]
+    return Evaluation(
+        loss=loss,
+        bits_per_byte=nats / _PER_NAT / (tokens.bytes * _LN2) if tokens.bytes else inf,
+        perplexity=float(exp(loss)),
+        tokens=n,
+        bytes=tokens.bytes,
+        baselines=count_baselines(bigrams, V),
+        calibration_error=_calibration_error(confidences, hits) / n,
+        reliability=reliability,
+    )
+
+
+def _calibration_error(confidences: list[int], hits: Integers) -> float:
+    """Σ over bins of |hits − Σ confidence|."""
+    units = (abs(int(h) * int(_PER_NAT) - c) for h, c in zip(hits, confidences, strict=True))
+    return sum(units) / _PER_NAT
+
+
+def count_baselines(bigrams: Counter[int], vocab_size: int) -> dict[str, float]:
+    """Nats per token of the best distribution that knows nothing, counts, or counts of pairs."""
+    before: Counter[int] = Counter()
+    after: Counter[int] = Counter()
+    for pair, count in bigrams.items():
+        before[pair // vocab_size] += count
+        after[pair % vocab_size] += count
+    n = bigrams.total()
+    return {
+        "uniform": float(log(float(vocab_size))),
+        "unigram": (_count_log_count([n]) - _count_log_count(after.values())) / _PER_NAT / n,
+        "bigram": (_count_log_count(before.values()) - _count_log_count(bigrams.values()))
+        / _PER_NAT
+        / n,
+    }
+
+
+def _count_log_count(counts: Iterable[int]) -> int:
+    """Σ c·ln c in units of 2⁻⁴⁸ nats."""
+    c = np.array(list(counts), dtype=np.float64)
+    return in_units(c * log(c))
+
+
+def entropy(p: Floats) -> float:
+    """−Σ p·ln p in nats of one distribution p (V,)."""
+    p = np.where(p > 0.0, p, 1.0)  # 0·ln 0 counts as 0, and so does 1·ln 1
+    return in_units(-p * log(p)) / _PER_NAT

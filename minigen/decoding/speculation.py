@@ -1,0 +1,220 @@
+"""Speculative decoding: a draft model proposes tokens, the target accepts or replaces them.
+
+What comes out is distributed exactly as if the target had been sampled token by token. Source:
+Leviathan, Kalman and Matias 2023, "Fast inference from transformers via speculative decoding".
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from itertools import accumulate
+from typing import Protocol
+
+from minigen.decoding.generation import (
+    LanguageModel,
+    Piece,
+    Row,
+    StopStrings,
+    check_count,
+    check_vocabulary,
+    padded_contexts,
+)
+from minigen.decoding.policy import Policy, draw
+from minigen.errors import MinigenError, OptionError
+from minigen.exact.arithmetic import Floats, exact_sum
+from minigen.exact.streams import Stream
+from minigen.text.tokenizer import END_OF_TEXT, ByteTokenizer
+
+
+class Chooser(Protocol):
+    """Who makes the choices of a round; tests put every possible outcome here."""
+
+    def propose(self, weights: Floats) -> int:
+        """Return a token drawn with these weights (V,), for the draft."""
+        ...
+
+    def accepts(self, numerator: int, denominator: int) -> bool:
+        """Return True with probability min(1, numerator/denominator)."""
+        ...
+
+    def replace(self, weights: list[int]) -> int:
+        """Return a token drawn with these weights, for the target."""
+        ...
+
+
+class SampledChoices:
+    """Choices by the words of two streams: proposals from one, all else from the other."""
+
+    def __init__(self, draft: Stream, accept: Stream):
+        self._draft, self._accept = draft, accept
+
+    def propose(self, weights: Floats) -> int:
+        """Draw with one word of the draft's stream."""
+        return int(draw(weights[None], self._draft.words(1))[0])
+
+    def accepts(self, numerator: int, denominator: int) -> bool:
+        """Decide with one word: u < numerator/denominator."""
+        return self._accept.word() * denominator < numerator << 64
+
+    def replace(self, weights: list[int]) -> int:
+        """Draw with one word, as ``decoding.draw`` does, from weights too large for floats."""
+        cumulative = list(accumulate(weights))
+        return bisect_right(cumulative, self._accept.word() * cumulative[-1] >> 64)
+
+
+class GreedyChoices:
+    """The choices of a greedy policy, whose weights are one-hot: no word is drawn."""
+
+    def propose(self, weights: Floats) -> int:
+        """Take the one token."""
+        return int(weights.argmax())
+
+    def accepts(self, numerator: int, denominator: int) -> bool:
+        """Accept the token that the target takes too."""
+        return numerator >= denominator
+
+    def replace(self, weights: list[int]) -> int:
+        """Take the one token."""
+        return weights.index(max(weights))
+
+
+def acceptance(p: Floats, q: Floats, token: int) -> tuple[int, int]:
+    """p(x)/q(x) as two integers, from the weights of target and draft (V,)."""
+    return int(p[token]) * int(exact_sum(q)), int(q[token]) * int(exact_sum(p))
+
+
+def residual(p: Floats, q: Floats) -> list[int]:
+    """Weights of max(0, p − q), which a refused proposal is replaced from."""
+    P, Q = int(exact_sum(p)), int(exact_sum(q))
+    return [max(0, a * Q - b * P) for a, b in zip(_integers(p), _integers(q), strict=True)]
+
+
+def _integers(weights: Floats) -> list[int]:
+    return [int(weight) for weight in weights.tolist()]
+
+
+def speculative_round(
+    draft: Callable[[list[int]], Floats],
+    target: Callable[[list[int]], Iterable[Floats]],
+    choices: Chooser,
+    num_draft_tokens: int,
+) -> tuple[list[int], int, int]:
+    """Propose, then verify: return (new tokens, proposals accepted, proposals examined).
+
+    ``draft`` gives the weights after some proposals, ``target`` its weights before each proposal
+    and after the last. One token more than was accepted comes out: where a proposal is refused its
+    replacement, else one drawn from the target.
+    """
+    proposals: list[int] = []
+    q: list[Floats] = []
+    while len(proposals) < num_draft_tokens and END_OF_TEXT not in proposals:
+        q.append(draft(proposals))
+        proposals.append(choices.propose(q[-1]))
+    for i, p in enumerate(target(proposals)):
+        if i == len(proposals):
+            return [*proposals, choices.replace(_integers(p))], i, i
+        if not choices.accepts(*acceptance(p, q[i], proposals[i])):
+            return [*proposals[:i], choices.replace(residual(p, q[i]))], i, i + 1
+    raise AssertionError("the target gives a distribution after the last proposal")
+
+
+def speculate(
+    model: LanguageModel,
+    tokenizer: ByteTokenizer,
+    draft: LanguageModel,
+    draft_tokenizer: ByteTokenizer,
+    prompts: Sequence[str | bytes],
+    policy: Policy,
+    streams: Sequence[tuple[Stream, Stream]] | None = None,
+    *,
+    num_draft_tokens: int = 4,
+    max_new_tokens: int = 200,
+    stop: str | bytes | Sequence[str | bytes] = (),
+    log_probabilities: bool = False,
+) -> Iterator[Piece]:
+    """Continue prompts one after the other; yield each token once it is certain.
+
+    The policy shapes the distributions of both models. ``streams`` holds a pair for each prompt:
+    ``inference/draft`` for proposals, ``inference/accept`` for acceptances and replacements; greedy
+    needs none. A draft with another tokenizer raises MinigenError.
+    """
+    check_vocabulary(model, tokenizer)
+    check_vocabulary(draft, draft_tokenizer)
+    check_count("max_new_tokens", max_new_tokens)
+    check_count("num_draft_tokens", num_draft_tokens)
+    if draft_tokenizer.state() != tokenizer.state():
+        raise MinigenError(
+            f"a draft must have the tokenizer of its target (got {draft_tokenizer.vocab_size} "
+            f"tokens, other than the target's {tokenizer.vocab_size}); train both with one"
+        )
+    if not policy.greedy and (streams is None or len(streams) != len(prompts)):
+        given = "none" if streams is None else len(streams)
+        raise OptionError(f"each of {len(prompts)} prompts takes two streams (got {given})")
+    stops = StopStrings(stop)
+    rows = [Row(i, prompt, tokenizer.encode(prompt).ids, stops) for i, prompt in enumerate(prompts)]
+    choices = [SampledChoices(*pair) for pair in streams or ()] if not policy.greedy else []
+    scorer = model if log_probabilities else None
+    return (
+        piece
+        for row in rows
+        for piece in _speculate(
+            (model, draft),
+            row,
+            policy,
+            choices[row.index] if choices else GreedyChoices(),
+            num_draft_tokens,
+            max_new_tokens,
+            cache(tokenizer.token_bytes),
+            scorer,
+        )
+    )
+
+
+def _speculate(
+    models: tuple[LanguageModel, LanguageModel],
+    row: Row,
+    policy: Policy,
+    choices: Chooser,
+    num_draft_tokens: int,
+    max_new_tokens: int,
+    token_bytes: Callable[[int], bytes],
+    scorer: LanguageModel | None,
+) -> Iterator[Piece]:
+    model, draft_model = models
+    history = policy.history([row.prompt_ids], model.vocab_size)
+    window = max(model.context_length, draft_model.context_length)
+    recent = row.prompt_ids[-window:]
+
+    def draft(proposals: list[int]) -> Floats:
+        if proposals:
+            history.append(proposals[-1:])
+        contexts = padded_contexts([recent + proposals], draft_model.context_length)
+        weights: Floats = policy.weights(draft_model.logits(contexts), history)[0]
+        return weights
+
+    def target(proposals: list[int]) -> Iterator[Floats]:
+        for token in reversed(proposals[:-1]):  # the draft's tokens are not in the text yet
+            history.pop([token])
+        texts = [recent + proposals[:i] for i in range(len(proposals) + 1)]
+        logits = model.logits(padded_contexts(texts, model.context_length))  # (γ + 1, V)
+        for i in range(len(texts)):
+            yield policy.weights(logits[i : i + 1], history)[0]
+            history.append(proposals[i : i + 1])  # it was accepted, or the round is over
+
+    accepted = examined = 0
+    reason = None
+    while reason is None:
+        room = max_new_tokens - len(row.token_ids)
+        tokens, *counts = speculative_round(draft, target, choices, min(num_draft_tokens, room))
+        history.append(tokens[-1:])
+        recent = (recent + tokens)[-window:]
+        accepted, examined = accepted + counts[0], examined + counts[1]
+        for token in tokens:
+            full = len(row.token_ids) + 1 == max_new_tokens
+            text, reason = row.push(token, token_bytes(token), full)
+            if reason:
+                rate = accepted / examined
+                continuation = row.finish(reason, scorer, acceptance_rate=rate)
+                yield Piece(row.index, token, text, continuation)
+                break
+            yield Piece(row.index, token, text, None)

@@ -1,0 +1,1 @@
+"""Exact: the arithmetic and the random words that every bit rests on."""

@@ -1,0 +1,1 @@
+"""Model: an embedding, an output head, the loops that train them, and the optimizer."""

@@ -1,0 +1,132 @@
+"""The output head: hidden representation → logits → log-softmax → loss → gradient p − 1[y]."""
+
+from math import isfinite, ldexp
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from minigen.errors import MinigenError, OptionError
+from minigen.exact.arithmetic import (
+    Floats,
+    ceil_log2,
+    exact_matmul,
+    exact_sum,
+    grid_bits,
+    integer_exp,
+    log,
+    round_to_grid,
+)
+
+
+def project(h: ArrayLike, W: ArrayLike, b: ArrayLike) -> Floats:
+    """Logits of a hidden representation: z = h·W + b.
+
+    Shapes: h (N, H) or (H,); W (H, V), or the model's (D, K, V) with H = K·D and h the K context
+    embeddings side by side; b (V,). Returns (N, V) or (V,). Both operands of the product are
+    rounded once to a grid of about 22 bits, on which the sum is exact whatever its order.
+    """
+    h, W, b = (np.asarray(x, dtype=np.float64) for x in (h, W, b))
+    if W.ndim == 3:
+        W = W.transpose(1, 0, 2).reshape(-1, W.shape[2])  # (D, K, V) -> (K·D, V)
+    if W.ndim != 2 or h.ndim not in (1, 2) or h.shape[-1] != W.shape[0] or b.shape != W.shape[1:]:
+        raise OptionError(
+            f"project takes h (N, H), W (H, V) and b (V,) (got {h.shape}, {W.shape}, {b.shape})"
+        )
+    bits = grid_bits(max(W.shape))
+    h_integers, h_unit = round_to_grid(h, bits)
+    W_integers, W_unit = round_to_grid(W, bits)
+    return exact_matmul(h_integers, W_integers) * (h_unit * W_unit) + b  # (N, V)
+
+
+def weight_bits(vocab_size: int) -> int:
+    """B of ``integer_weights``: V of them, each at most 2^B, add up to at most 2^52."""
+    return 52 - ceil_log2(vocab_size)
+
+
+@np.errstate(over="ignore")  # a gap beyond the largest float is inf: weight 0
+def gaps(z: Floats) -> Floats:
+    """Return max z − z over the last axis: how far each logit lies below the best one, ≥ 0.
+
+    −inf stands for "never"; a row with NaN, +inf or nothing but −inf raises MinigenError, and so
+    does an empty one.
+    """
+    if z.ndim == 0 or z.shape[-1] == 0:
+        raise MinigenError(f"logits must hold at least one number (got shape {z.shape})")
+    best = z.max(axis=-1, keepdims=True)
+    if not all(map(isfinite, best.ravel().tolist())):  # of one row, twice as fast as numpy
+        culprit = best[~np.isfinite(best)][0]
+        cause = "all are -inf" if culprit == -np.inf else f"one is {culprit}"
+        raise MinigenError(f"logits must hold a finite largest value ({cause}); check the weights")
+    gap: Floats = best - z
+    return gap
+
+
+def integer_weights(z: Floats) -> tuple[Floats, Floats]:
+    """Softmax in integers: w = rint(exp(z − max z)·2^B), S = Σw, so that p = w/S.
+
+    These weights are probabilities before the division, not what a model has learned. z (..., V);
+    returns w (..., V) and S (..., 1), integers held in float64, S ≤ 2^52 exact. A token more than
+    about 30 nats below the best has weight 0: it can never be drawn.
+    """
+    w = integer_exp(gaps(z), weight_bits(z.shape[-1]))
+    return w, exact_sum(w, axis=-1, keepdims=True)
+
+
+def log_partition(S: Floats, vocab_size: int) -> Any:
+    """Return ln Σ exp(z − max z) in nats, from the sum of the integer weights."""
+    return log(S * ldexp(1.0, -weight_bits(vocab_size)))
+
+
+def log_softmax(z: ArrayLike) -> Floats:
+    """Log-probabilities in nats: (z − max z) − ln Σ exp(z − max z). z (..., V) → (..., V)."""
+    z = np.asarray(z, dtype=np.float64)
+    gap = gaps(z)
+    S = exact_sum(integer_exp(gap, weight_bits(z.shape[-1])), axis=-1, keepdims=True)
+    result: Floats = 0.0 - gap - log_partition(S, z.shape[-1])  # 0.0: a sure token has +0
+    return result
+
+
+def softmax(z: ArrayLike) -> Floats:
+    """Probabilities p = w/S. z (..., V) → (..., V)."""
+    w, S = integer_weights(np.asarray(z, dtype=np.float64))
+    return w / S
+
+
+def loss_and_gradient(logits: ArrayLike, target: int) -> tuple[float, Floats]:
+    """Cross-entropy of one prediction and its derivative: L = −ln p_y, ∂L/∂z = p − 1[y].
+
+    logits (V,), target an index in [0, V); returns (nats, (V,)).
+    """
+    z = np.asarray(logits, dtype=np.float64)
+    if z.ndim != 1 or target not in range(z.shape[0]):
+        raise OptionError(
+            f"target must be an index into the (V,) logits (got {target} for shape {z.shape})"
+        )
+    gradient = softmax(z)
+    gradient[target] -= 1.0
+    return -float(log_softmax(z)[target]), gradient
+
+
+def gradient_scale(step_size: int) -> float:
+    """G of ``integer_gradient``: N rows of magnitude G add up to at most 2^52."""
+    return ldexp(1.0, 52 - ceil_log2(step_size))
+
+
+def integer_gradient(weight: Any, ratio: Any) -> Any:
+    """rint(w·(G/S)): p on a grid of step 1/G; the caller subtracts G at the target."""
+    return np.rint(weight * ratio)
+
+
+LOSS_UNIT = 2.0**-32  # nats: losses add up as integers of this size
+_LOSS_LIMIT = 4096.0  # nats: where one prediction costs more, the weights have blown up
+
+
+def total_loss(losses: Floats) -> int:
+    """Sum of losses (N,) in nats, each rounded once to an integer of ``LOSS_UNIT``."""
+    worst = float(losses.max(initial=0.0))
+    if not worst < _LOSS_LIMIT:
+        raise MinigenError(f"a loss must stay below {_LOSS_LIMIT:g} nats (got {worst:g})")
+    integers = np.rint(losses * (1.0 / LOSS_UNIT)).astype(np.int64)
+    nats, rest = integers >> 32, integers & 0xFFFFFFFF  # apart, since 2^63 units are soon reached
+    return (int(exact_sum(nats)) << 32) + int(exact_sum(rest))

@@ -1,0 +1,99 @@
+"""The optimizer: AdamW or SGD with momentum, one elementwise rule over all parameters at once."""
+
+from math import ldexp
+
+import numpy as np
+
+from minigen.exact.arithmetic import Floats, ceil_log2, cos, grid_unit, largest_magnitude
+from minigen.model.rules import adamw, sgd
+
+_PI = 3.141592653589793
+
+
+def norm(x: Floats) -> float:
+    """Euclidean norm √Σx² of a flat array: its squares add up to at most 2^53 grid steps."""
+    from minigen.model.kernels import engine
+
+    unit = grid_unit(largest_magnitude(x), 0)
+    scale = ldexp(1.0, 53 - ceil_log2(x.size))
+    total = engine().sum_of_squares(x, 1.0 / unit, scale)
+    return float(np.sqrt(total / scale)) * unit
+
+
+class Optimizer:
+    """The state of the update rule: moments, flat like the parameters, and the step count.
+
+    Arguments are the keys of the config's ``[optimizer]`` table and the steps of the schedule.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        total_steps: int,
+        name: str,
+        learning_rate: float,
+        betas: tuple[float, float],
+        momentum: float,
+        weight_decay: float,
+        gradient_clip: float,
+        warmup_steps: int,
+        decay: str,
+    ):
+        self.name = name
+        self.peak_learning_rate, self.total_steps = learning_rate, total_steps
+        self.betas, self.momentum = betas, momentum
+        self.weight_decay, self.gradient_clip = weight_decay, gradient_clip
+        self.warmup_steps, self.decay = warmup_steps, decay
+        self.moments = {key: np.zeros(size) for key in {"adamw": "mv", "sgd": "m"}[name]}
+        self.step = 0
+        self._beta_powers = (1.0, 1.0)
+
+    def resume(self, step: int) -> None:
+        """Take up after ``step`` updates; βᵗ is the same product of t factors as it was then."""
+        self.step, self._beta_powers = step, (1.0, 1.0)
+        for _ in range(step):
+            self._advance_beta_powers()
+
+    def _advance_beta_powers(self) -> None:
+        first, second = self._beta_powers
+        self._beta_powers = (first * self.betas[0], second * self.betas[1])
+
+    def learning_rate(self, step: int) -> float:
+        """Learning rate of the step-th update, from 1: linear warm-up, then the decay.
+
+        The decay starts from the peak at the first step behind the warm-up and would reach 0 one
+        step behind the last: linear 1 − t, cosine (1 + cos πt)/2.
+        """
+        if step <= self.warmup_steps:
+            return self.peak_learning_rate * (step / self.warmup_steps)
+        t = (step - 1 - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps)
+        if self.decay == "cosine":
+            return self.peak_learning_rate * (0.5 + 0.5 * float(cos(_PI * t)))
+        return self.peak_learning_rate * {"constant": 1.0, "linear": 1.0 - t}[self.decay]
+
+    def update(self, parameters: Floats, gradient: Floats) -> float:
+        """Take one step in place on flat parameters (P,); returns its learning rate.
+
+        The gradient's norm is clipped to ``gradient_clip`` (0 = never).
+        """
+        from minigen.model.kernels import engine  # imports scipy, which generation does without
+
+        self.step += 1
+        self._advance_beta_powers()
+        rate = self.learning_rate(self.step)
+        keep = 1.0 - rate * self.weight_decay
+        clip = 1.0
+        if self.gradient_clip > 0.0:
+            length = norm(gradient)
+            clip = self.gradient_clip / length if length > self.gradient_clip else 1.0
+        moments = tuple(self.moments.values())
+        if self.name == "adamw":
+            first, second = self._beta_powers
+            spread = 1.0 / float(np.sqrt(1.0 - second))
+            scalars: tuple[float, ...] = (clip, keep, *self.betas, rate / (1.0 - first), spread)
+            engine().update(adamw, parameters, gradient, moments, scalars)
+        else:
+            scalars = (clip, keep, self.momentum, rate)
+            engine().update(sgd, parameters, gradient, moments, scalars)
+        return rate

@@ -1,0 +1,1 @@
+"""Text: from files and bytes to documents, tokens, contexts and targets."""

@@ -1,0 +1,1 @@
+"""Training: what decides a run, what keeps it, and the run itself."""

@@ -1,0 +1,324 @@
+"""A checkpoint is one safetensors file with all of a run at one step: whole, or refused.
+
+Its header carries one metadata key, `minigen`: canonical JSON with a SHA-256 of every tensor and
+a checksum over the rest. No clock, path or library version goes in, so equal runs give equal files.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from minigen.errors import MinigenError
+from minigen.exact.streams import MOST_WORDS
+from minigen.model.model import Model
+from minigen.text.tokenizer import ByteTokenizer
+
+FORMAT = 1  # raised whenever a file of the old kind would be misread
+PARAMETERS = ("E", "W", "b")
+STREAMS = ("inference", "optimizer")  # without these positions a run cannot go on as it was
+
+_FOREIGN = {  # first bytes of files that can run code when they are read the usual way
+    b"PK": "a PyTorch or zip file",
+    b"\x80": "a pickle",
+    b"\x93NUMPY": "a numpy file",
+}
+
+Tensors = Mapping[str, NDArray[np.float64]]
+Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """What a run needs to go on: JSON-able description and float64 tensors.
+
+    `config` holds the tables of `Config.portable()`; `tokenizer` the tokenizer's state; `step` the
+    completed updates; `streams` name → position; `tensors` E (V, D), W (D, K, V), b (V,) and the
+    optimizer's moments, `m.E` for the moment m of E, each of its parameter's shape.
+    """
+
+    config: dict[str, Any]
+    tokenizer: dict[str, Any]
+    step: int
+    streams: dict[str, int]
+    corpus_sha256: str
+    tensors: dict[str, NDArray[np.float64]]
+
+
+def save(path: str | Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint so that a reader sees all of the old file or all of the new.
+
+    Raises MinigenError for content that `load` would refuse, and where writing fails; the older
+    file is untouched then.
+    """
+    tensors = {
+        name: np.ascontiguousarray(checkpoint.tensors[name], dtype="<f8")
+        for name in sorted(checkpoint.tensors)
+    }
+    description = {
+        "format": FORMAT,
+        "config": checkpoint.config,
+        "tokenizer": checkpoint.tokenizer,
+        "step": checkpoint.step,
+        "streams": checkpoint.streams,
+        "corpus_sha256": checkpoint.corpus_sha256,
+        "tensors": {
+            name: {"shape": tensor.shape, "sha256": hashlib.sha256(_bytes(tensor)).hexdigest()}
+            for name, tensor in tensors.items()
+        },
+    }
+    try:
+        description = json.loads(_canonical(description))  # keys and tuples as JSON spells them
+        _check_description(description)
+        _check_shapes({name: tensor.shape for name, tensor in tensors.items()}, description)
+        _check_finite(tensors)
+    except MinigenError as error:
+        raise MinigenError(f"cannot save {path}: {error}") from None
+    text = _canonical({**description, "checksum": _checksum(description)})
+    write_atomically(path, _header(tensors, text), *map(_bytes, tensors.values()))
+
+
+def load(path: str | Path, *, moments: bool = True) -> Checkpoint:
+    """Read a checkpoint and check all that is read; no byte of it is ever executed.
+
+    With `moments=False` only E, W and b are returned, though every byte is checked. Raises
+    MinigenError, one line that names the file and the fault.
+    """
+    path = Path(path)
+    try:
+        if not path.is_file():
+            raise MinigenError("it is not a file" if path.exists() else "there is no such file")
+        with safe_open(path, framework="numpy") as file:
+            description = _unseal(file.metadata() or {})
+            headers = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            for name, header in headers.items():
+                if header.get_dtype() != "F64":
+                    raise MinigenError(f"tensor {name} must be F64 (got {header.get_dtype()})")
+            shapes = {name: tuple(header.get_shape()) for name, header in headers.items()}
+            _check_shapes(shapes, description)
+            tensors = {}
+            for name in shapes:
+                tensor = file.get_tensor(name)
+                _check_sha256(name, tensor, description["tensors"][name])
+                _check_finite({name: tensor})
+                if moments or name in PARAMETERS:
+                    tensors[name] = tensor
+    except SafetensorError as error:
+        raise MinigenError(f"cannot load {path}: {_foreign(path, str(error))}") from None
+    except OSError as error:
+        raise MinigenError(f"cannot load {path}: {error.strerror or error}") from None
+    except MinigenError as error:
+        raise MinigenError(f"cannot load {path}: {error}") from None
+    return Checkpoint(
+        config=description["config"],
+        tokenizer=description["tokenizer"],
+        step=description["step"],
+        streams=description["streams"],
+        corpus_sha256=description["corpus_sha256"],
+        tensors=tensors,
+    )
+
+
+def load_model(model_path: str | Path) -> tuple[Model, ByteTokenizer]:
+    """Return the model and tokenizer of MODEL, ready to generate, without the moments."""
+    saved = load(locate(model_path), moments=False)
+    D, K, V = saved.tensors["W"].shape
+    model = Model(V, K, D)
+    model.load(saved.tensors)
+    tokenizer = ByteTokenizer.from_state(saved.tokenizer)
+    if tokenizer.vocab_size != V:
+        raise MinigenError(
+            f"{model_path} is damaged: its tokenizer has {tokenizer.vocab_size} tokens, "
+            f"its weights {V}"
+        )
+    return model, tokenizer
+
+
+def locate(model_path: str | Path) -> Path:
+    """Return the checkpoint file that MODEL means: itself, or a run folder's highest step.
+
+    Raises MinigenError where there is none.
+    """
+    path = Path(model_path)
+    try:
+        names = os.listdir(path) if path.is_dir() else None
+    except OSError as error:
+        raise MinigenError(f"cannot read folder {path}: {error.strerror}") from None
+    if names is None:
+        return path
+    steps = {
+        int(match[1]): path / name
+        for name in names
+        if (match := re.fullmatch(r"step-([0-9]+)\.safetensors", name))
+    }
+    if not steps:
+        raise MinigenError(
+            f"folder {path} holds no checkpoint (step-NNNNNN.safetensors): "
+            "name a run folder or a checkpoint file"
+        )
+    return steps[max(steps)]
+
+
+def fingerprint(parameters: Tensors) -> str:
+    """SHA-256 over E, W, b: name, NUL, shape as decimals joined by commas, NUL, `<f8` bytes."""
+    digest = hashlib.sha256()
+    for name in PARAMETERS:
+        tensor = np.ascontiguousarray(parameters[name], dtype="<f8")
+        digest.update(f"{name}\0{','.join(map(str, tensor.shape))}\0".encode())
+        digest.update(_bytes(tensor))
+    return digest.hexdigest()
+
+
+def write_atomically(path: str | Path, *parts: bytes | memoryview) -> None:
+    """Write the parts, end to end, as the file `path`: all of them, or it stays as it was.
+
+    They go to a hidden file beside it, which takes its place once it is on the disk. Raises
+    MinigenError where that fails.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise MinigenError(f"cannot save {path}: it is a folder; name a file in it")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            for part in parts:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise MinigenError(f"cannot save {path}: {error.strerror}; nothing was changed") from None
+    finally:
+        with suppress(OSError):  # after os.replace there is nothing left to remove
+            temporary.unlink()
+
+
+def _header(tensors: Tensors, text: str) -> bytes:
+    """Return the head of a safetensors file, byte for byte what the library writes.
+
+    Its own writer is not used: by version it leaves other file modes and other strays when killed.
+    """
+    table: dict[str, Any] = {"__metadata__": {"minigen": text}}
+    start = 0
+    for name, tensor in tensors.items():
+        end = start + tensor.nbytes
+        table[name] = {"dtype": "F64", "shape": tensor.shape, "data_offsets": [start, end]}
+        start = end
+    header = json.dumps(table, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header
+
+
+def _bytes(tensor: NDArray[np.float64]) -> memoryview:
+    return tensor.reshape(-1).data  # a view: no copy
+
+
+def _canonical(description: object) -> str:
+    """One spelling for one content, so that no altered byte can hide in the spelling."""
+    try:
+        return json.dumps(description, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise MinigenError(f"its description must be JSON: {error}") from None
+
+
+def _checksum(description: dict[str, Any]) -> str:
+    return hashlib.sha256(_canonical(description).encode()).hexdigest()
+
+
+def _unseal(metadata: dict[str, str]) -> dict[str, Any]:
+    if list(metadata) != ["minigen"]:
+        raise MinigenError("it is a safetensors file, but not one of minigen's")
+    try:
+        description = json.loads(metadata["minigen"])
+        canonical = _canonical(description)
+    except (ValueError, RecursionError):
+        raise MinigenError("it is damaged: its description is not JSON") from None
+    if not isinstance(description, dict):
+        raise MinigenError("it is damaged: its description is not a JSON object")
+    if description.get("format") != FORMAT:
+        raise MinigenError(
+            f"its format is {description.get('format')!r} and this minigen reads {FORMAT}: "
+            "use the version of minigen that wrote it"
+        )
+    checksum = description.pop("checksum", None)
+    if canonical != metadata["minigen"] or checksum != _checksum(description):
+        raise MinigenError("it is damaged: its description does not match its checksum")
+    _check_description(description)
+    return description
+
+
+def _check_description(description: dict[str, Any]) -> None:
+    kinds = {
+        "format": int,
+        "config": dict,
+        "tokenizer": dict,
+        "step": int,
+        "streams": dict,
+        "corpus_sha256": str,
+        "tensors": dict,
+    }
+    if description.keys() != kinds.keys():
+        raise MinigenError(f"its description must hold {', '.join(kinds)}")
+    for key, kind in kinds.items():
+        if type(description[key]) is not kind:
+            raise MinigenError(f"{key} must be of type {kind.__name__}")
+    streams = description["streams"]
+    if missing := [name for name in STREAMS if name not in streams]:
+        raise MinigenError(f"the positions of these streams are missing: {', '.join(missing)}")
+    for name, count in {"step": description["step"], **streams}.items():
+        if type(count) is not int or not 0 <= count < MOST_WORDS:
+            raise MinigenError(f"{name} must be an integer from 0 to below 2^258 (got {count!r})")
+
+
+def _check_shapes(shapes: Shapes, description: dict[str, Any]) -> None:
+    """Check names and shapes against each other, the config and the description."""
+    try:
+        K = description["config"]["model"]["context_length"]
+        D = description["config"]["model"]["embedding_dim"]
+        V = 257 + len(description["tokenizer"]["merges"])  # bytes, <|endoftext|>, merges
+        described = {name: tuple(entry["shape"]) for name, entry in description["tensors"].items()}
+    except (KeyError, TypeError):
+        raise MinigenError("its config, tokenizer or list of tensors is not complete") from None
+    if described != shapes:
+        raise MinigenError("it is damaged: its tensors are not those that its description lists")
+    expected = {"E": (V, D), "W": (D, K, V), "b": (V,)}
+    moments = {name.rpartition(".")[0] for name in shapes} - {""}
+    names = {*PARAMETERS, *(f"{moment}.{name}" for moment in moments for name in PARAMETERS)}
+    if odd := sorted(names ^ shapes.keys()):
+        raise MinigenError(f"its tensors must be E, W, b and moments of each (see {odd[0]})")
+    for name, shape in shapes.items():
+        right = expected[name.rpartition(".")[2]]
+        if shape != right:
+            raise MinigenError(f"tensor {name} must have shape {right} (got {shape})")
+
+
+def _check_sha256(name: str, tensor: NDArray[np.float64], entry: Mapping[str, object]) -> None:
+    if hashlib.sha256(_bytes(tensor)).hexdigest() != entry.get("sha256"):
+        raise MinigenError(f"it is damaged: the bytes of {name} do not match their SHA-256")
+
+
+def _check_finite(tensors: Tensors) -> None:
+    for name, tensor in tensors.items():
+        if not np.isfinite(tensor).all():
+            raise MinigenError(f"tensor {name} must be finite (it holds NaN or infinity)")
+
+
+def _foreign(path: Path, reason: str) -> str:
+    """Say what a file is that the safetensors library refuses, from its first bytes alone."""
+    with suppress(OSError), open(path, "rb") as file:
+        head = file.read(9)
+        if head[8:] != b"{":
+            for magic, kind in _FOREIGN.items():
+                if head.startswith(magic):
+                    return f"it looks like {kind}; only .safetensors files are read"
+            return "it is not a .safetensors file"
+    return f"it is damaged or cut short ({reason})"

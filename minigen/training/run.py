@@ -1,0 +1,342 @@
+"""A run: config, text, model, optimizer and streams; it trains, writes text, and goes on."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add, index
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from minigen.decoding.generation import Continuation, complete, generate
+from minigen.decoding.policy import Policy
+from minigen.decoding.scoring import mean_loss
+from minigen.errors import MinigenError, OptionError
+from minigen.exact.streams import Stream
+from minigen.model.model import Model, Statistics
+from minigen.model.optimizer import Optimizer
+from minigen.text import corpus
+from minigen.text.corpus import Corpus
+from minigen.text.tokenizer import ByteTokenizer
+from minigen.training import checkpoint
+from minigen.training.config import Config
+from minigen.training.workers import join
+
+Text = str | bytes | Sequence[str | bytes]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A text that was asked for while training, after ``step`` updates."""
+
+    step: int
+    prompt: str
+    text: str
+    token_ids: list[int]
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What one update left: its number, from 1, and the mean loss of its batch in nats.
+
+    The positions are those of the streams once everything due at this step was done. A field that
+    was not measured at this step is None.
+    """
+
+    step: int
+    loss: float
+    learning_rate: float
+    optimizer_position: int
+    inference_position: int
+    validation_loss: float | None = None
+    fingerprint: str | None = None
+    sample: Sample | None = None
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the record as a line of ``metrics.jsonl``: without what was not measured."""
+        metrics = {
+            "step": self.step,
+            "loss": self.loss,
+            "loss_bits": self.loss.hex(),
+            "learning_rate": self.learning_rate,
+            "optimizer_position": self.optimizer_position,
+            "inference_position": self.inference_position,
+            "validation_loss": self.validation_loss,
+            "fingerprint": self.fingerprint,
+        }
+        return {key: value for key, value in metrics.items() if value is not None}
+
+
+class Run:
+    """Everything that training changes, and the two streams that keep it reproducible.
+
+    Training draws from ``streams["optimizer"]``, text from ``streams["inference"]``: asking for
+    text moves the second and nothing else, so later training is the same with and without it.
+
+    ``text`` replaces the configured corpus: str or bytes (cut into documents as configured), or a
+    list of documents. ``workers`` is a communicator of mpi4py: each of its processes makes the same
+    run and the same calls, works through its share of each batch, and gets the same bits. Without
+    one, all that is written ``self.workers`` here just does the work at hand.
+
+    >>> config = Config.load("fables", overrides={"training.steps": 2})
+    >>> [record.step for record in Run(config).steps()]
+    [1, 2]
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        text: Text | None = None,
+        progress: corpus.Progress | None = None,
+        workers: Any = None,
+    ):
+        if text is not None:
+            config = config.override({"corpus.text": "external"})
+        self.config = config
+        self.workers = join(workers)
+        self._progress = progress
+        self.corpus: Corpus | None = self.workers.each(lambda: self._read(text))
+        self.corpus_sha256 = self.corpus.sha256
+        self.workers.agree("text (by its SHA-256)", self.corpus_sha256)
+        self._build(self.corpus.tokenizer)
+        self.model.initialize(self.streams["init"])
+
+    def _read(self, text: Text | None, tokenizer: ByteTokenizer | None = None) -> Corpus:
+        table = self.config.corpus
+        if text is None and table.text == "external":
+            raise MinigenError(
+                "this run was trained on a text that is not in it: give that text to train on"
+            )
+        if text is None and self.workers.size > 1 and "-" in table.text:
+            raise OptionError(
+                "standard input reaches the first worker alone: name files that all can read "
+                "(got -)"
+            )
+        options: dict[str, Any] = {
+            "documents": table.documents,
+            "validation_fraction": table.validation_fraction,
+            "vocab_size": self.config.tokenizer.vocab_size,
+            "tokenizer": tokenizer,
+            "progress": self._progress,
+        }
+        if text is None:
+            return corpus.load(table.text, **options)
+        return corpus.from_memory(text, **options)
+
+    def _build(self, tokenizer: ByteTokenizer) -> None:
+        config = self.config
+        for name, table in config.portable().items():
+            self.workers.agree(f"[{name}] in their config", json.dumps(table))
+        config.sampling.policy.check_ids(tokenizer.vocab_size)  # now, not at the first sample
+        self.tokenizer = tokenizer
+        self.model = Model(
+            tokenizer.vocab_size, config.model.context_length, config.model.embedding_dim
+        )
+        self.optimizer = Optimizer(
+            self.model.flat.size,
+            total_steps=config.training.steps,
+            **config.optimizer.model_dump(),
+        )
+        seed = config.run.seed
+        self.streams = {name: Stream(seed, name) for name in ("init", "optimizer", "inference")}
+
+    @property
+    def step(self) -> int:
+        """Completed updates."""
+        return self.optimizer.step
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the weights: what two runs compare."""
+        return checkpoint.fingerprint(self.model.parameters)
+
+    def train(self, steps: int | None = None) -> list[StepRecord]:
+        """Train some steps, by default all that are left; see ``steps``."""
+        return list(self.steps(steps))
+
+    def steps(self, steps: int | None = None) -> Iterator[StepRecord]:
+        """Train, yielding a record per update; evaluates and samples where the config says so.
+
+        Raises OptionError where fewer than ``steps`` are left, and MinigenError with the step's
+        number where training diverges.
+        """
+        left = self.config.training.steps - self.step
+        steps = left if steps is None else steps
+        if not 0 <= steps <= left:
+            raise OptionError(
+                f"steps must be from 0 to the {left} left of training.steps = "
+                f"{self.config.training.steps} (got {steps}); raise training.steps to train longer"
+            )
+        return (self._take_step() for _ in range(steps))
+
+    def _take_step(self) -> StepRecord:
+        step = self.step + 1
+        if step > self.config.training.steps:  # of two iterators, the other took the last step
+            raise OptionError(f"all {self.step} steps of training.steps are done")
+        self.read_corpus()
+        try:
+            statistics = self._draw_statistics()
+            rate = self.optimizer.update(self.model.flat, self.model.gradient(statistics))
+            self.model.changed()
+            self.model.grids()  # checks the new parameters
+        except MinigenError as error:
+            raise MinigenError(
+                f"training diverged at step {step}: {error}; most often optimizer.learning_rate "
+                f"is too large (it is {self.config.optimizer.learning_rate:g})"
+            ) from error
+        is_last = step == self.config.training.steps
+        is_measured = is_last or _is_due(step, self.config.evaluation.every)
+        validation_loss = self.evaluate() if is_measured and self.config.evaluation.every else None
+        sample = self._sample() if _is_due(step, self.config.sampling.every) else None
+        fingerprint = self.fingerprint if is_measured else None
+        if fingerprint:
+            self.workers.agree(f"fingerprint after step {step}", fingerprint)
+        return StepRecord(
+            step=step,
+            loss=statistics.mean_loss,
+            learning_rate=rate,
+            optimizer_position=self.streams["optimizer"].position,
+            inference_position=self.streams["inference"].position,
+            validation_loss=validation_loss,
+            fingerprint=fingerprint,
+            sample=sample,
+        )
+
+    def _draw_statistics(self) -> Statistics:
+        """Draw a batch, N words of the stream ``optimizer``, and add up what its parts say.
+
+        Every worker draws the whole batch and works through its own share.
+        """
+        training = self.read_corpus().training
+        batch_size = self.config.training.batch_size
+        indices = self.streams["optimizer"].integers(batch_size, below=len(training))
+        share = self.workers.share(indices)
+        count = min(self.config.training.micro_batches, max(1, len(share)))
+
+        def of_share() -> Statistics:
+            parts = np.array_split(share, count)
+            return reduce(add, (self._statistics(part, batch_size) for part in parts))
+
+        return self.workers.total(of_share, self.model.context_length * self.model.vocab_size)
+
+    def _statistics(self, indices: Any, step_size: int) -> Statistics:
+        training = self.read_corpus().training
+        contexts, targets = training.contexts_and_targets(indices, self.model.context_length)
+        return self.model.statistics(contexts, targets, step_size)
+
+    def read_corpus(self) -> Corpus:
+        """Return the corpus, read at first need in a run that was loaded from a file.
+
+        Raises MinigenError where it is not the text that the run was trained on.
+        """
+        if self.corpus is None:
+            self.corpus = self.workers.each(lambda: self._read_again(None))
+        return self.corpus
+
+    def _read_again(self, text: Text | None) -> Corpus:
+        read = self._read(text, self.tokenizer)
+        if read.sha256 != self.corpus_sha256:
+            raise MinigenError(
+                f"the text is not the one this run was trained on: its SHA-256 is "
+                f"{read.sha256}, the run's {self.corpus_sha256}; give the same text"
+            )
+        return read
+
+    def evaluate(self) -> float | None:
+        """Mean loss of the validation tokens in nats per token; None if there are none."""
+        validation = self.read_corpus().validation
+        return mean_loss(self.model, validation) if len(validation) else None
+
+    def generate(
+        self, prompt: str | bytes = "", *, max_new_tokens: int = 200, **policy: Any
+    ) -> str:
+        """Continue a prompt, drawing on from where ``streams["inference"]`` stands.
+
+        ``policy`` are the options of ``Policy``. Returns the continuation alone.
+        """
+        return self._continue(prompt, Policy(**policy), max_new_tokens).text
+
+    def _continue(self, prompt: str | bytes, policy: Policy, max_new_tokens: int) -> Continuation:
+        streams = [self.streams["inference"]]
+        pieces = generate(
+            self.model, self.tokenizer, [prompt], policy, streams, max_new_tokens=max_new_tokens
+        )
+        return complete(pieces)[0]
+
+    def _sample(self) -> Sample:
+        table = self.config.sampling
+        sample = self._continue(table.prompt, table.policy, table.max_new_tokens)
+        return Sample(self.step, table.prompt, sample.text, sample.token_ids)
+
+    def save(self, path: str | Path) -> None:
+        """Write a checkpoint from which ``load`` goes on as if nothing had happened.
+
+        Of several workers, the first one writes it.
+        """
+        self.model.grids()  # weights that no step could take up again are not worth a file
+        tensors = dict(self.model.parameters)
+        for moment, flat in self.optimizer.moments.items():
+            tensors |= {f"{moment}.{name}": view for name, view in self.model.views(flat).items()}
+        saved = checkpoint.Checkpoint(
+            config=self.config.portable(),
+            tokenizer=self.tokenizer.state(),
+            step=self.step,
+            streams={name: index(stream.position) for name, stream in self.streams.items()},
+            corpus_sha256=self.corpus_sha256,
+            tensors=tensors,
+        )
+        self.workers.from_first(lambda: checkpoint.save(path, saved))
+
+    def _check(self, path: Path, saved: checkpoint.Checkpoint) -> None:
+        """Refuse a checkpoint from which training with this config cannot go on."""
+        total = self.config.training.steps
+        if saved.step > total:
+            raise MinigenError(f"{path} cannot be right: it is at step {saved.step} of {total}")
+        needed = {f"{m}.{name}" for m in self.optimizer.moments for name in checkpoint.PARAMETERS}
+        if missing := sorted(needed - saved.tensors.keys()):
+            raise MinigenError(
+                f"{path} lacks what {self.config.optimizer.name} needs to go on: "
+                f"{', '.join(missing)}"
+            )
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        text: Text | None = None,
+        config: Config | None = None,
+        progress: corpus.Progress | None = None,
+        workers: Any = None,
+    ) -> Self:
+        """Take up a checkpoint, or the latest one of a run folder.
+
+        ``text`` is the external corpus, needed to train on; ``config`` replaces the one in the
+        file: it says where the text lies, and may change what does not decide the weights so far.
+        Of several workers, as many as you like, the first one reads the file for all.
+        """
+        run = cls.__new__(cls)
+        run.workers = join(workers)
+        path = run.workers.from_first(lambda: checkpoint.locate(path))
+        saved = run.workers.from_first(lambda: checkpoint.load(path))
+        run.config = config or Config.from_dict(saved.config, source=str(path))
+        run.corpus, run.corpus_sha256, run._progress = None, saved.corpus_sha256, progress
+        run._build(ByteTokenizer.from_state(saved.tokenizer))
+        run._check(path, saved)
+        run.model.load(saved.tensors)
+        for moment, flat in run.optimizer.moments.items():
+            for name, view in run.model.views(flat).items():
+                view[...] = saved.tensors[f"{moment}.{name}"]
+        run.optimizer.resume(saved.step)
+        for name, position in saved.streams.items():
+            run.streams[name] = Stream(run.config.run.seed, name, position)
+        if text is not None:
+            run.corpus = run.workers.each(lambda: run._read_again(text))
+        return run
+
+
+def _is_due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0

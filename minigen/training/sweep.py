@@ -1,0 +1,223 @@
+"""A sweep trains one config with every combination of some values, for each of some seeds.
+
+Each run has a sub-folder of its own and is the run that `minigen train` would make of its config,
+so a sweep needs no files of its own to be understood or to go on.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from itertools import product
+from math import prod, sqrt
+from operator import add
+from pathlib import Path
+from typing import Any
+
+from minigen.errors import MinigenError, OptionError
+from minigen.training.config import Config, differences, parse_override
+from minigen.training.folder import CONFIG, METRICS, require_empty
+
+SEED = "run.seed"
+MOST_RUNS = 10_000
+_LONGEST_NAME = 150  # of a folder: file systems hold 255 bytes
+_TAIL = 1 << 16  # bytes in which the last line of a log stands
+
+Axes = Mapping[str, Mapping[str, object]]
+"""Key → its values, as they were written and as they were meant."""
+
+
+# ── What was asked for ───────────────────────────────────────────────────────────────────────────
+
+
+def split_values(text: str) -> list[str]:
+    """Split at commas, but not at those inside a TOML value.
+
+    >>> split_values('[0.9, 0.99], [0.8, 0.9]')
+    ['[0.9, 0.99]', '[0.8, 0.9]']
+    """
+    pieces, values = text.split(","), []
+    while pieces:
+        size = 1
+        if pieces[0].strip().startswith(("[", "{", '"', "'")):
+            sizes = range(1, len(pieces) + 1)
+            size = next((n for n in sizes if _is_toml(",".join(pieces[:n]))), 1)
+        values.append(",".join(pieces[:size]).strip())
+        del pieces[:size]
+    return values
+
+
+def _is_toml(text: str) -> bool:
+    return bool(parse_override(f"value={text}")[1] != text)
+
+
+def parse_axes(settings: Sequence[str]) -> Axes:
+    """Read settings `KEY=VALUE,VALUE,…`, each value TOML. Raises OptionError for a malformed one.
+
+    >>> parse_axes(["optimizer.learning_rate=0.003,0.01"])
+    {'optimizer.learning_rate': {'0.003': 0.003, '0.01': 0.01}}
+    """
+    axes: dict[str, dict[str, object]] = {}
+    for setting in settings:
+        key, _ = parse_override(setting)
+        texts = split_values(setting.partition("=")[2])
+        if key == SEED:
+            raise OptionError(f"seeds are set with --seeds, as --seeds 0:5 (got --set {setting})")
+        if key in axes:
+            raise OptionError(f"{key} must be set once, with all its values (got {setting!r} too)")
+        if len(texts) > 1 and "" in texts:
+            raise OptionError(
+                f"there must be a value before and after each comma (got {setting!r}); "
+                "a text with a comma stands in quotes"
+            )
+        axes[key] = {text: parse_override(f"{key}={text}")[1] for text in texts}
+        meant = list(axes[key].values())
+        if len(meant) < len(texts) or any(meant.count(value) > 1 for value in meant):
+            raise OptionError(f"{key} must have each value once (got {setting!r})")
+    return axes
+
+
+def parse_seeds(text: str) -> range:
+    """Read seeds: `0:5` is 0, 1, 2, 3, 4, and `7` is 7 alone.
+
+    >>> list(parse_seeds("0:5"))
+    [0, 1, 2, 3, 4]
+    """
+    match = re.fullmatch(r"(\d{1,19})(?::(\d{1,19}))?", text, re.ASCII)
+    first = int(match[1]) if match else 0
+    seeds = range(first, int(match[2] or first + 1) if match else 0)
+    if not seeds:
+        raise OptionError(
+            f"--seeds must be START:STOP, as 0:5 for 0, 1, 2, 3, 4, or one seed (got {text!r})"
+        )
+    return seeds
+
+
+def plan(config: Config, axes: Axes, seeds: range) -> dict[str, Config]:
+    """Name a run for each combination of values and each seed: sub-folder → its config.
+
+    Raises OptionError where a value breaks a rule, so that no run is left to find out.
+    """
+    if "-" in config.corpus.text:
+        raise OptionError("each run of a sweep reads its text, so it must be files (got -)")
+    count = len(seeds) * prod(len(values) for values in axes.values())
+    if count > MOST_RUNS:
+        raise OptionError(f"a sweep may have at most {MOST_RUNS} runs (got {count})")
+    runs = {}
+    for texts in product(*axes.values()):
+        changes = {key: axes[key][text] for key, text in zip(axes, texts, strict=True)}
+        varied = [
+            f"{key}={text}" for key, text in zip(axes, texts, strict=True) if len(axes[key]) > 1
+        ]
+        for seed in seeds:
+            name = _folder_name(",".join([*varied, f"seed={seed}"]))
+            runs[name] = config.override({**changes, SEED: seed})
+    return runs
+
+
+def _folder_name(name: str) -> str:
+    """Keep what any file system holds; a digest tells apart what would look alike."""
+    safe = re.sub(r"[^\w.+=,\[\]-]", "_", name, flags=re.ASCII)
+    if safe == name and len(name) <= _LONGEST_NAME:
+        return name
+    return f"{safe[:_LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+# ── What stands in the folder ────────────────────────────────────────────────────────────────────
+
+
+def create(path: Path, runs: Mapping[str, Config]) -> None:
+    """Make a folder, new or empty, with a sub-folder and the config of each run: all or nothing."""
+    require_empty(path)
+    made = path.with_name(f".{path.name}-{os.getpid()}")
+    try:
+        for name, config in runs.items():
+            (made / name).mkdir(parents=True)
+            (made / name / CONFIG).write_bytes(config.to_toml().encode())
+        if path.exists():
+            path.rmdir()
+        made.rename(path)
+    except OSError as error:
+        raise MinigenError(f"cannot make folder {path}: {error.strerror}") from None
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def find(path: Path) -> dict[Path, Config]:
+    """Return the runs of a sweep's folder: sub-folder → config.
+
+    Raises MinigenError where there is none.
+    """
+    configs = sorted(path.glob(f"*/{CONFIG}"))
+    if not configs:
+        raise MinigenError(f"{path} holds no sweep to resume: sweep without --resume")
+    return {config.parent: Config.load(config) for config in configs}
+
+
+def is_done(folder: Path, config: Config) -> bool:
+    """Whether a run has come to its end: its last checkpoint is there."""
+    return (folder / f"step-{config.training.steps:06d}.safetensors").is_file()
+
+
+def last_metrics(folder: Path) -> dict[str, Any]:
+    """Return the last whole line of a run's metrics; nothing where it has none yet."""
+    try:
+        with open(folder / METRICS, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+            lines = file.read().split(b"\n")
+    except FileNotFoundError:
+        return {}
+    line: dict[str, Any] = json.loads(lines[-2]) if len(lines) > 1 else {}
+    return line
+
+
+# ── What came of it ──────────────────────────────────────────────────────────────────────────────
+
+
+def table(runs: Mapping[Path, Config]) -> list[list[str]]:
+    """Return the final losses by the values that differ, over the seeds of each: head and rows.
+
+    A loss is in nats per token, as mean ± standard deviation of a sample; a run that has not come
+    to its end does not count.
+    """
+    first = next(iter(runs.values()))
+    keys = {key for config in runs.values() for key, _, _ in differences(first, config)} - {SEED}
+    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    points: dict[str, list[Any]] = {}
+    for folder, config in runs.items():
+        tables = config.model_dump()
+        point = [tables[name][key] for name, key in (key.split(".") for key in sorted(keys))]
+        points[str(point)] = point
+        groups[str(point)] += [last_metrics(folder)] if is_done(folder, config) else []
+    rows = [[*sorted(keys), "seeds", "loss", "validation loss"]]
+    for name, point in sorted(points.items(), key=lambda item: [*map(_rank, item[1])]):
+        rows.append([*map(_text, point), str(len(groups[name]))])
+        for loss in ("loss", "validation_loss"):
+            rows[-1].append(_summary([end[loss] for end in groups[name] if loss in end]))
+    return rows
+
+
+def _rank(value: object) -> tuple[bool, float, str]:
+    is_number = isinstance(value, int | float)
+    return (not is_number, float(value) if isinstance(value, int | float) else 0.0, str(value))
+
+
+def _text(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(list(value) if isinstance(value, tuple) else value)
+
+
+def _summary(losses: list[float]) -> str:
+    """Mean ± standard deviation."""
+    if not losses:
+        return "-"
+    mean = reduce(add, losses) / len(losses)
+    if len(losses) == 1:
+        return f"{mean:.4f}"
+    squares = reduce(add, [(loss - mean) * (loss - mean) for loss in losses])
+    return f"{mean:.4f} ± {sqrt(squares / (len(losses) - 1)):.4f}"

@@ -1,0 +1,258 @@
+"""Workers are processes that share each batch: its statistics add up exactly, so all stay equal.
+
+Every worker calls the same methods in the same order. One process alone is the trivial case.
+"""
+
+import os
+import signal
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import active_children, get_context
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from minigen.errors import MinigenError
+from minigen.model.model import Integers, Statistics
+
+T = TypeVar("T")
+
+# What starts processes tells them their number in one of these: Open MPI, MPICH and its kin, Slurm.
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+_PATIENCE = 5.0  # seconds between the first and the last worker that meet the same error
+_HALF = 2**32  # a loss is sent as two halves, since it may pass 2^53
+
+
+class Workers:
+    """One process alone: worker 0 of 1.
+
+    ``asked_to_stop`` is for a signal handler to set; ``is_stopping`` tells what all agreed on.
+    """
+
+    rank, size = 0, 1
+
+    def __init__(self) -> None:
+        self.asked_to_stop = False
+
+    def share(self, indices: Integers) -> Integers:
+        """Return the part of a batch (N,) that is this worker's: (n,), perhaps none."""
+        return np.array_split(indices, self.size)[self.rank]
+
+    def total(self, work: Callable[[], Statistics], table_rows: int) -> Statistics:
+        """Sum what ``work`` returns over all workers, of a table of K·V rows.
+
+        An error of one worker is raised by all, here and below.
+        """
+        return work()
+
+    def is_stopping(self) -> bool:
+        """Whether a worker had been asked to stop when the last total was taken."""
+        return self.asked_to_stop
+
+    def each(self, work: Callable[[], T]) -> T:
+        """Let every worker do the same, the first of each machine before the others."""
+        return work()
+
+    def from_first(self, work: Callable[[], T]) -> T:
+        """Let the first worker do something, and return its result to all."""
+        return work()
+
+    def agree(self, what: str, value: str) -> None:
+        """Raise MinigenError unless all workers have the same value."""
+
+    @contextmanager
+    def pool(self, tasks: int) -> Iterator[Executor | None]:
+        """Give what runs tasks that have nothing to do with each other: here, a process a core.
+
+        An interruption is passed on to them. A worker that is given None has done its share.
+        """
+        cores = len(_cores())
+        processes = max(1, min(tasks, cores))
+        with ProcessPoolExecutor(
+            processes, get_context("spawn"), _start_helper, (cores // processes,)
+        ) as executor:
+            try:
+                yield executor
+            except KeyboardInterrupt:
+                for process in active_children():
+                    process.terminate()
+                raise
+
+    def fail_together(self) -> bool:
+        """Whether all workers come here, each with an error, within a few seconds."""
+        return True
+
+    def abort(self, status: int) -> None:
+        """End the workers that wait for one which failed."""
+
+
+class MPIWorkers(Workers):
+    """The processes of an mpi4py communicator."""
+
+    def __init__(self, communicator: Any) -> None:
+        super().__init__()
+        from mpi4py import MPI
+
+        self.rank, self.size = communicator.rank, communicator.size
+        self._mpi, self._all = MPI, communicator
+        self._farewell = communicator.Dup()  # apart from the sums that others may still wait for
+        self._machine = communicator.Split_type(MPI.COMM_TYPE_SHARED)
+        self._is_stopping = False
+        cores = set().union(*self._machine.allgather(_cores()))
+        use_threads(len(cores) // self._machine.size)
+
+    def total(self, work: Callable[[], Statistics], table_rows: int) -> Statistics:
+        """Send a byte for each row of the table, then those rows that occur somewhere."""
+        part, error = _attempt(work)
+        flags = np.zeros(table_rows + 1, dtype=bool)  # which rows occur; the last: who failed
+        if part is None:
+            flags[-1] = True
+        else:
+            flags[part.rows] = True
+        self._all.Allreduce(self._mpi.IN_PLACE, flags, op=self._mpi.LOR)
+        if part is None or flags[-1]:
+            raise self._common_error(error)
+        rows = np.flatnonzero(flags)
+        # All numbers are integers whose totals stay below 2^53, so that any order of sums will do.
+        packed = np.zeros(len(rows) * part.dT.shape[1] + 4)
+        dT, rest = packed[:-4].reshape(len(rows), -1), packed[-4:]
+        dT[np.searchsorted(rows, part.rows)] = part.dT
+        rest[:] = *divmod(part.loss, _HALF), part.count, self.asked_to_stop
+        self._all.Allreduce(self._mpi.IN_PLACE, packed, op=self._mpi.SUM)
+        high, low, count, stops = map(int, rest)
+        self._is_stopping = stops > 0
+        return Statistics(rows, dT, high * _HALF + low, count, part.step_size)
+
+    def is_stopping(self) -> bool:
+        """See ``Workers``: the same answer on all of them."""
+        return self._is_stopping
+
+    def each(self, work: Callable[[], T]) -> T:
+        """Let every worker do the same, the first of each machine before the others."""
+        for turn in (True, False):
+            if (self._machine.rank == 0) == turn:
+                result, error = _attempt(work)
+            self._machine.Barrier()
+        if any(self._all.allgather(error is not None)):
+            raise self._common_error(error)
+        return cast(T, result)
+
+    def from_first(self, work: Callable[[], T]) -> T:
+        """Let the first worker do something, and return its result to all."""
+        result, error = self._all.bcast(_attempt(work) if self.rank == 0 else None)
+        if error:
+            raise error
+        return cast(T, result)
+
+    def agree(self, what: str, value: str) -> None:
+        """Raise MinigenError unless all workers have the same value."""
+        values = self._all.allgather(value)
+        for rank, other in enumerate(values):
+            if other != values[0]:
+                raise MinigenError(
+                    f"all workers must have the same {what}, and worker {rank} of {self.size} "
+                    f"has another than worker 0 ({other}, not {values[0]})"
+                )
+
+    def _common_error(self, error: MinigenError | None) -> MinigenError:
+        """Return the first worker's error that has one, saying whose it is if not everyone's."""
+        errors = self._all.allgather(error)
+        rank = next(rank for rank, error in enumerate(errors) if error)
+        first: MinigenError = errors[rank]
+        if {str(error) for error in errors} == {str(first)}:
+            return first
+        return type(first)(f"worker {rank} of {self.size}: {first}")
+
+    @contextmanager
+    def pool(self, tasks: int) -> Iterator[Executor | None]:
+        """Let the other workers run the tasks that the first one hands out.
+
+        An interruption has reached them already: mpiexec passes it on.
+        """
+        from mpi4py.futures import MPICommExecutor
+
+        if self.rank > 0:
+            for number in (signal.SIGINT, signal.SIGTERM):  # between two tasks
+                signal.signal(number, signal.SIG_IGN)
+        executor: Any
+        with MPICommExecutor(self._all, root=0) as executor:
+            yield executor
+
+    def fail_together(self) -> bool:
+        """Whether all workers come here, each with an error, within a few seconds."""
+        request, deadline = self._farewell.Ibarrier(), time.monotonic() + _PATIENCE
+        while not request.Test():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        return True
+
+    def abort(self, status: int) -> None:
+        """End all workers, those included that wait for one which failed."""
+        time.sleep(0.5)  # mpiexec passes on what was said, unless it ends first
+        self._all.Abort(status)
+
+
+def join(workers: Any = None) -> Workers:
+    """Return the workers of an mpi4py communicator; of none, this process alone."""
+    if isinstance(workers, Workers):
+        return workers
+    return Workers() if workers is None else MPIWorkers(workers)
+
+
+def from_mpiexec() -> Workers:
+    """Return the workers that ``mpiexec`` or its like started, or this process alone.
+
+    Raises MinigenError where several were started that cannot find each other: each would do
+    all of the work, and write to the same folder.
+    """
+    started = next((int(os.environ[name]) for name in _SIZES if name in os.environ), 1)
+    if started == 1:
+        return Workers()
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of what is told below
+            from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:  # RuntimeError: there is no library of MPI
+        raise MinigenError(
+            f"{started} processes were started, but they cannot work together without mpi4py "
+            f"(pip install 'minigen[mpi]'): {error}"
+        ) from None
+    if MPI.COMM_WORLD.size != started:
+        library = " ".join(MPI.Get_library_version().splitlines()[0].split())
+        raise MinigenError(
+            f"{started} processes were started, but MPI connects {MPI.COMM_WORLD.size}: use the "
+            f"mpiexec of the library that mpi4py loads ({library})"
+        )
+    return MPIWorkers(MPI.COMM_WORLD)
+
+
+def use_threads(count: int) -> None:
+    """Hold this process at so many threads, or fewer, where others compute on the same cores."""
+    from minigen.model.kernels import resources
+
+    threads, _, blas = resources()
+    blas.limit(limits=max(1, min(count, threads)))
+    resources.cache_clear()
+
+
+def _start_helper(threads: int) -> None:
+    """Prepare a process of the pool; apart from the terminal, whose Ctrl-C is passed on once."""
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()
+    use_threads(threads)
+
+
+def _cores() -> set[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def _attempt(work: Callable[[], T]) -> tuple[T | None, MinigenError | None]:
+    try:
+        return work(), None
+    except MinigenError as error:
+        return None, error

@@ -1,0 +1,481 @@
+"""The command line: what each command prints, where, with which status, and each user's mistake."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from minigen import cli
+from tests.conftest import TINY_SETTINGS, Result
+
+Command = Callable[..., Result]
+COMMANDS = cli.cli.list_commands(click.Context(cli.cli))
+
+
+def subprocess_run(*arguments: str, **options: object) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "minigen", *arguments]
+    return subprocess.run(command, capture_output=True, timeout=60, **options)  # type: ignore[call-overload,no-any-return]
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+# ---- Help
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_an_example(minigen: Command, name: str) -> None:
+    result = minigen(name, "--help")
+    assert result.status == 0
+    assert "Example:\n    minigen " in result.out
+
+
+def test_help_lists_every_command_and_imports_no_library_of_training() -> None:
+    code = "import sys; from minigen.cli import run; run(['--help']); print(sorted(sys.modules))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+    assert all(f"  {name} " in out for name in COMMANDS)
+    assert not any(f"'{name}'" in out for name in ("numpy", "scipy", "numba", "pydantic"))
+
+
+def test_no_command_shows_the_help(minigen: Command) -> None:
+    result = minigen()
+    assert (result.status, result.err) == (0, "")
+    assert result.out == minigen("--help").out
+
+
+def test_version_is_the_package_version(minigen: Command) -> None:
+    assert minigen("--version").out.startswith("minigen 0.")
+
+
+# ---- train
+
+
+def test_train_writes_a_run_folder_and_prints_its_fingerprint(minigen: Command) -> None:
+    result = minigen("train", "fables", *TINY_SETTINGS, "--out", "run")
+    assert result.status == 0
+    assert {path.name for path in Path("run").iterdir()} == {
+        "config.toml",
+        "metrics.jsonl",
+        "samples.jsonl",
+        "timing.jsonl",
+        "step-000000.safetensors",
+        "step-000004.safetensors",
+        "step-000006.safetensors",
+    }
+    last = read_jsonl(Path("run/metrics.jsonl"))[-1]
+    assert result.out == (
+        f"trained 6 steps: run/step-000006.safetensors\nfingerprint {last['fingerprint']}\n"
+    )
+
+
+def test_metrics_hold_one_line_a_step_with_exact_losses(tiny_run: Path) -> None:
+    lines = read_jsonl(tiny_run / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert all(float.fromhex(line["loss_bits"]) == line["loss"] for line in lines)
+    assert [line["optimizer_position"] for line in lines] == [16 * step for step in range(1, 7)]
+    assert ["validation_loss" in line for line in lines] == [False, False, True] * 2
+
+
+def test_samples_hold_step_prompt_text_and_ids(tiny_run: Path) -> None:
+    lines = read_jsonl(tiny_run / "samples.jsonl")
+    assert [line["step"] for line in lines] == [2, 4, 6]
+    assert all(list(line) == ["step", "prompt", "text", "token_ids"] for line in lines)
+
+
+def test_train_reads_text_from_stdin(tmp_path: Path) -> None:
+    command = ["train", *TINY_SETTINGS, "--text", "-", "--out", str(tmp_path / "run")]
+    assert subprocess_run(*command, input=b"to be or not to be").returncode == 0
+    resume = ["train", "--resume", "--out", str(tmp_path / "run")]
+    other = subprocess_run(*resume, "--text", "-", input=b"not it")
+    assert other.returncode == 1
+    assert b"SHA-256" in other.stderr
+    for command in (resume, ["evaluate", str(tmp_path / "run")]):
+        unread = subprocess_run(*command, input=b"to be or not to be")
+        assert unread.returncode == 1
+        assert b"give t" in unread.stderr
+    same = subprocess_run(*resume, "--text", "-", input=b"to be or not to be")
+    assert b"nothing left to do" in same.stderr
+
+
+def test_resuming_a_finished_run_says_that_nothing_is_left(minigen: Command) -> None:
+    minigen("train", "fables", *TINY_SETTINGS, "--out", "run")
+    before = {path.name: path.read_bytes() for path in Path("run").iterdir()}
+    result = minigen("train", "--resume", "--out", "run")
+    assert (result.status, result.err) == (0, "nothing left to do: all 6 steps are done\n")
+    assert before == {path.name: path.read_bytes() for path in Path("run").iterdir()}
+
+
+def test_a_run_without_decay_may_be_trained_longer(minigen: Command) -> None:
+    constant = ("--set", "optimizer.decay=constant")
+    minigen("train", "fables", *TINY_SETTINGS, *constant, "--out", "run")
+    longer = minigen("train", "--resume", "--out", "run", "--set", "training.steps=8")
+    straight = minigen(
+        "train", *TINY_SETTINGS, *constant, "--set", "training.steps=8", "--out", "straight"
+    )
+    assert longer.out.splitlines()[1] == straight.out.splitlines()[1]
+
+
+def test_a_run_of_one_byte_trains(minigen: Command) -> None:
+    Path("one.txt").write_bytes(b"x")
+    result = minigen("train", *TINY_SETTINGS, "--text", "one.txt", "--out", "run")
+    assert result.status == 0
+    assert "no text is left for validation" in result.err
+
+
+BAD_TRAININGS = {
+    "a missing text": (["--text", "missing.txt"], 1, "missing.txt: No such file"),
+    "an empty text": (["--text", "empty.txt"], 1, "at least one byte (got 0 bytes"),
+    "an unknown config": (["fabels"], 2, "'fabels': there are fables"),
+    "a missing config file": (["none.toml"], 1, "cannot read config none.toml"),
+    "a file that is not TOML": (["broken.toml"], 1, "line 1"),
+    "a misspelt key": (["misspelt.toml"], 1, "the nearest known one is training.steps"),
+    "several faults": (["faulty.toml"], 1, "training.steps must be"),
+    "a setting out of range": (["--set", "training.batch_size=0"], 2, "(got 0)"),
+    "a setting without value": (["--set", "training.steps"], 2, "KEY=VALUE"),
+    "an unknown setting": (
+        ["--set", "training.stepps=3"],
+        2,
+        "nearest known one is training.steps",
+    ),
+    "a run that is there": (["--out", "taken"], 1, "not a new or empty folder"),
+    "a text without name": (["--text", ""], 2, "a path must not be empty"),
+    "standard input twice": (["--text", "-", "--text", "-"], 2, "can be read once"),
+    "a run that diverges": (["--set", "optimizer.learning_rate=1e9"], 1, "diverged at step 2"),
+    "nothing to resume": (["--resume", "--out", "nothing"], 1, "no run to resume"),
+    "a config to resume with": (["fables", "--resume"], 2, "CONFIG must go (got 'fables')"),
+}
+
+
+@pytest.mark.parametrize("mistake", BAD_TRAININGS)
+def test_a_mistake_in_training_gets_one_line(minigen: Command, mistake: str) -> None:
+    Path("empty.txt").touch()
+    Path("broken.toml").write_text("steps = = 3")
+    Path("misspelt.toml").write_text("[training]\nstps = 3")
+    Path("faulty.toml").write_text("[training]\nsteps = -1\n[model]\ncontext_length = 0")
+    Path("taken").mkdir()
+    Path("taken/precious.txt").touch()
+    arguments, status, message = BAD_TRAININGS[mistake]
+    config, options = (arguments[:1], arguments[1:]) if arguments[0][0] != "-" else ([], arguments)
+    settings = [] if config or "--resume" in options else TINY_SETTINGS
+    result = minigen("train", *config, *settings, *options)
+    assert result.status == status
+    assert message in result.err
+    assert result.err.startswith("Error: ")
+    assert result.err.count("\n") == 1
+    assert result.out == ""
+
+
+def test_all_faults_of_a_config_are_listed(minigen: Command) -> None:
+    Path("faulty.toml").write_text("[training]\nsteps = -1\n[model]\ncontext_length = 0")
+    err = minigen("train", "faulty.toml").err
+    assert "training.steps" in err
+    assert "model.context_length" in err
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["optimizer.learning_rate=0.5", "training.batch_size=3", "run.seed=1", "training.steps=9"],
+)
+def test_what_decided_the_weights_cannot_change_on_resume(minigen: Command, setting: str) -> None:
+    minigen("train", "fables", *TINY_SETTINGS, "--out", "run")
+    result = minigen("train", "--resume", "--out", "run", "--set", setting)
+    assert result.status == 1
+    assert setting.partition("=")[0] in result.err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written_is_named(minigen: Command, tmp_path: Path) -> None:
+    (tmp_path / "locked").mkdir(mode=0o500)
+    result = minigen("train", *TINY_SETTINGS, "--out", "locked/run")
+    assert result.status == 1
+    assert "locked/run" in result.err
+
+
+# ---- demo
+
+
+def test_demo_shows_that_samples_leave_training_unchanged(minigen: Command) -> None:
+    result = minigen("demo", *TINY_SETTINGS, "--out", "demo")
+    assert result.status == 0
+    for what in ("batches", "losses", "weights"):
+        assert f"Same {what} at every step: yes" in result.out
+    assert Path("demo/step-000006.safetensors").is_file()
+
+
+# ---- generate
+
+
+def test_generate_prints_prompt_continuation_and_newline(minigen: Command, tiny_run: Path) -> None:
+    line = minigen("generate", str(tiny_run), "Once", "--max-new-tokens", "5", "--json").out
+    plain = minigen("generate", str(tiny_run), "Once", "--max-new-tokens", "5").out
+    assert plain == "Once" + json.loads(line)["text"] + "\n"
+
+
+def test_generate_is_the_same_streamed_or_not(minigen: Command, tiny_run: Path) -> None:
+    texts = {
+        minigen("generate", str(tiny_run), "Once", option).out
+        for option in ("--stream", "--no-stream")
+    }
+    assert len(texts) == 1
+
+
+def test_several_texts_come_in_order_with_a_line_between(minigen: Command, tiny_run: Path) -> None:
+    Path("prompts.txt").write_bytes(b"a\r\nb\n")
+    options = ("--prompts", "prompts.txt", "--num-samples", "2", "--max-new-tokens", "4")
+    lines = minigen("generate", str(tiny_run), *options, "--json").out.splitlines()
+    results = [json.loads(line) for line in lines]
+    assert [(r["prompt"], r["sample"]) for r in results] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+    plain = minigen("generate", str(tiny_run), *options).out
+    assert plain == "---\n".join(f"{r['prompt']}{r['text']}\n" for r in results)
+
+
+def test_a_text_does_not_depend_on_its_neighbours(minigen: Command, tiny_run: Path) -> None:
+    def texts(*prompts: str) -> dict[str, str]:
+        Path("prompts.txt").write_text("\n".join(prompts))
+        out = minigen("generate", str(tiny_run), "--prompts", "prompts.txt", "--json").out
+        return {line["prompt"]: line["text"] for line in map(json.loads, out.splitlines())}
+
+    alone = texts("a")["a"]
+    assert texts("a", "b")["a"] == texts("b", "a")["a"] == alone
+
+
+def test_any_bytes_are_a_prompt(tiny_run: Path) -> None:
+    result = subprocess_run(
+        "generate", str(tiny_run), "-", "--max-new-tokens", "1", input=b"\xff\xc3\xa9\n"
+    )
+    assert result.returncode == 0
+    assert result.stdout.startswith("\ufffdé".encode())
+
+
+def test_output_is_utf8_in_any_locale(tiny_run: Path) -> None:
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
+    result = subprocess_run(
+        "generate", str(tiny_run), "é", "--max-new-tokens", "1", env=environment
+    )
+    assert result.stdout.startswith("é".encode())
+
+
+def test_a_closed_pipe_ends_quietly(tiny_run: Path) -> None:
+    command = f"{sys.executable} -m minigen generate {tiny_run} a --max-new-tokens 20000"
+    shell = ["bash", "-c", f"set -o pipefail; {command} | head -c 5"]
+    result = subprocess.run(shell, capture_output=True, timeout=60)
+    assert (result.returncode, result.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+@pytest.mark.parametrize(("model", "status"), [("", 0), ("-missing", 1)])
+def test_a_stream_that_is_closed_is_like_an_empty_one(
+    tiny_run: Path, closed: str, model: str, status: int
+) -> None:
+    command = [sys.executable, "-m", "minigen", "generate", f"{tiny_run}{model}", "-"]
+    script = ["sh", "-c", f'exec "$@" {closed}', "sh", *command]
+    result = subprocess.run(script, capture_output=True, timeout=60, stdin=subprocess.DEVNULL)
+    assert result.returncode == status
+    assert (result.stdout != b"") == (status == 0 and closed != ">&-")
+    assert result.stderr.count(b"\n") == (status == 1 and closed != "2>&-")
+
+
+def test_a_random_seed_is_said_and_gives_the_same_text_again(
+    minigen: Command, tiny_run: Path
+) -> None:
+    result = minigen("generate", str(tiny_run), "a", "--seed", "random")
+    seed = result.err.removeprefix("seed ").strip()
+    assert minigen("generate", str(tiny_run), "a", "--seed", seed).out == result.out
+
+
+def test_beams_give_one_text_with_no_seed(minigen: Command, tiny_run: Path) -> None:
+    options = ("--num-beams", "3", "--max-new-tokens", "4", "--json")
+    result = json.loads(minigen("generate", str(tiny_run), "a", *options).out)
+    assert result["seed"] is None
+    assert len(result["token_ids"]) <= 4
+
+
+def test_a_draft_reports_its_acceptance_rate(minigen: Command, tiny_run: Path) -> None:
+    draft = str(tiny_run / "step-000004.safetensors")
+    options = ("--draft", draft, "--max-new-tokens", "20", "--json")
+    result = json.loads(minigen("generate", str(tiny_run), "a", *options).out)
+    assert 0.5 < result["acceptance_rate"] <= 1.0
+
+
+def test_greedy_speculation_prints_the_greedy_text(minigen: Command, tiny_run: Path) -> None:
+    draft = ("--draft", str(tiny_run / "step-000000.safetensors"))
+    command = ("generate", str(tiny_run), "a", "--greedy", "--max-new-tokens", "20")
+    assert minigen(*command, *draft).out == minigen(*command).out
+
+
+BAD_GENERATIONS = {
+    "a beam search that samples": (["--num-beams", "2", "--temperature", "1"], "--temperature"),
+    "a beam search with samples": (["--num-beams", "2", "--num-samples", "2"], "--num-samples"),
+    "a negative temperature": (["--temperature", "-1"], "temperature must be"),
+    "a NaN": (["--temperature", "nan"], "(got nan)"),
+    "top_p above 1": (["--top-p", "1.5"], "top_p must be"),
+    "a negative top_k": (["--top-k", "-1"], "top_k must be"),
+    "a negative seed": (["--seed", "-1"], "(got '-1')"),
+    "a seed without end": (["--seed", "9" * 5000], "(got '999999999…')"),
+    "an empty stop string": (["--stop", ""], "stop string must not be empty"),
+    "a malformed bias": (["--logit-bias", "5"], "ID=BIAS"),
+    "greedy at a temperature": (["--greedy", "--temperature", "2"], "temperature 0"),
+}
+
+
+@pytest.mark.parametrize("mistake", BAD_GENERATIONS)
+def test_a_mistake_in_generating_gets_one_line(
+    minigen: Command, tiny_run: Path, mistake: str
+) -> None:
+    options, message = BAD_GENERATIONS[mistake]
+    result = minigen("generate", str(tiny_run), "a", *options)
+    assert (result.status, result.out) == (2, "")
+    assert message in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_an_unknown_token_is_refused(minigen: Command, tiny_run: Path) -> None:
+    result = minigen("generate", str(tiny_run), "a", "--suppress-token", "9999")
+    assert (result.status, result.out) == (1, "")
+    assert "below 257" in result.err
+
+
+def test_a_file_that_is_no_checkpoint_is_refused(minigen: Command) -> None:
+    Path("model.pt").write_bytes(b"PK\x03\x04")
+    result = minigen("generate", "model.pt")
+    assert result.status == 1
+    assert "only .safetensors files are read" in result.err
+
+
+# ---- next, head, score, evaluate, info
+
+
+def test_next_lists_candidates_with_probabilities_that_add_up(
+    minigen: Command, tiny_run: Path
+) -> None:
+    result = json.loads(minigen("next", str(tiny_run), "a", "--top", "257", "--json").out)
+    candidates = result["candidates"]
+    assert sum(candidate["probability"] for candidate in candidates) == pytest.approx(1.0)
+    assert candidates[0]["token_id"] == result["greedy_token_id"]
+
+
+def test_next_shows_what_filters_leave(minigen: Command, tiny_run: Path) -> None:
+    result = json.loads(minigen("next", str(tiny_run), "a", "--top-k", "2", "--json").out)
+    assert len(result["candidates"]) == 2
+    assert result["entropy"] < 0.7
+
+
+def test_next_marks_greedy_in_its_table(minigen: Command, tiny_run: Path) -> None:
+    lines = minigen("next", str(tiny_run), "a").out.splitlines()
+    assert lines[1].endswith("← greedy")
+
+
+def test_next_says_how_many_others_there_are_and_how_likely_together(
+    minigen: Command, tiny_run: Path
+) -> None:
+    lines = minigen("next", str(tiny_run), "a", "--top", "256").out.splitlines()
+    last = minigen("next", str(tiny_run), "a", "--top", "257").out.splitlines()[-2]
+    assert lines[-2].split() == ["1", "others", last.split()[-2]]
+    assert "others" not in last
+
+
+def test_head_works_the_lesson(minigen: Command) -> None:
+    result = json.loads(minigen("head", "--logits", "0, ln2, log 3", "--target", "2", "--json").out)
+    assert result["probabilities"] == pytest.approx([1 / 6, 1 / 3, 1 / 2])
+    assert result["gradient"] == pytest.approx([1 / 6, 1 / 3, -1 / 2])
+    assert result["loss"] == pytest.approx(0.6931471805599453)
+    assert result["greedy"] == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["0, x"],
+        ["nan, 1"],
+        [""],
+        ["0, inf"],
+        ["ln 0"],
+        ["-inf, -inf"],
+        ["0, ln -1"],
+        ["0,1", "--target", "2"],
+        ["0,1", "--target", "-1"],
+    ],
+)
+def test_head_refuses_what_it_cannot_read(minigen: Command, arguments: list[str]) -> None:
+    result = minigen("head", "--logits", *arguments)
+    assert (result.status, result.out) == (2, "")
+    assert result.err.count("\n") == 1
+
+
+def test_score_applies_the_chain_rule(minigen: Command, tiny_run: Path) -> None:
+    result = json.loads(minigen("score", str(tiny_run), "abc", "--json").out)
+    assert result["token_ids"] == [97, 98, 99]
+    assert result["total_nats"] == pytest.approx(-sum(result["log_probabilities"]))
+
+
+def test_score_shows_each_token_and_the_product(minigen: Command, tiny_run: Path) -> None:
+    result = json.loads(minigen("score", str(tiny_run), "ab", "--json").out)
+    lines = minigen("score", str(tiny_run), "ab").out.splitlines()
+    assert lines[1].split()[:2] == ["97", "'a'"]
+    assert float(lines[1].split()[3]) == pytest.approx(-result["log_probabilities"][0], abs=1e-6)
+    product = float(lines[1].split()[2]) * float(lines[2].split()[2])
+    assert lines[4] == f"probability    {result['probability']:.6g}, the product"
+    assert product == pytest.approx(result["probability"], rel=1e-5)
+
+
+def test_score_reads_a_file_whole(minigen: Command, tiny_run: Path) -> None:
+    Path("text.txt").write_bytes(b"ab\n")
+    result = json.loads(minigen("score", str(tiny_run), "--file", "text.txt", "--json").out)
+    assert result["bytes"] == 3
+
+
+@pytest.mark.parametrize("arguments", [[""], [], ["a", "--file", "b"]])
+def test_score_takes_one_text_that_is_not_empty(
+    minigen: Command, tiny_run: Path, arguments: list[str]
+) -> None:
+    assert minigen("score", str(tiny_run), *arguments).status == 2
+
+
+def test_evaluate_agrees_with_the_validation_loss_of_training(
+    minigen: Command, tiny_run: Path
+) -> None:
+    result = json.loads(minigen("evaluate", str(tiny_run), "--json").out)
+    last = read_jsonl(tiny_run / "metrics.jsonl")[-1]
+    assert result["loss"] == last["validation_loss"]
+    assert set(result["baselines"]) == {"uniform", "unigram", "bigram"}
+
+
+def test_evaluate_finds_the_text_after_what_may_change_has_changed(minigen: Command) -> None:
+    Path("text.txt").write_text("to be or not to be\n" * 9)
+    minigen("train", *TINY_SETTINGS, "--text", "text.txt", "--out", "run")
+    expected = minigen("evaluate", "run")
+    assert expected.status == 0
+    assert minigen("train", "--resume", "--set", "sampling.every=1", "--out", "run").status == 0
+    assert minigen("evaluate", "run") == expected
+
+
+def test_evaluate_takes_other_text(minigen: Command, tiny_run: Path) -> None:
+    Path("text.txt").write_text("abab")
+    result = json.loads(minigen("evaluate", str(tiny_run), "--text", "text.txt", "--json").out)
+    assert (result["tokens"], result["bytes"]) == (5, 4)
+
+
+def test_info_tells_fingerprint_step_and_streams(minigen: Command, tiny_run: Path) -> None:
+    info = json.loads(minigen("info", str(tiny_run), "--json").out)
+    last = read_jsonl(tiny_run / "metrics.jsonl")[-1]
+    assert info["fingerprint"] == last["fingerprint"]
+    assert info["step"] == 6
+    assert info["streams"]["optimizer"] == 96
+    assert info["parameters"]["W"] == [4, 2, 257]
+
+
+def test_a_token_that_a_short_text_does_not_have_is_refused_before_training(
+    minigen: Command,
+) -> None:
+    Path("one.txt").write_bytes(b"x")
+    result = minigen("train", "--text", "one.txt", "--set", "sampling.suppress_tokens=[300]")
+    assert (result.status, result.out) == (1, "")
+    assert "suppress_tokens takes ids below 257" in result.err
+    assert not Path("runs").exists()

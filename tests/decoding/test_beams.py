@@ -1,0 +1,227 @@
+"""Beam search finds what the reference finds; with beams enough, what trying every text finds."""
+
+import json
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from minigen.decoding.beams import beam_search, best_first, length_power, search
+from minigen.decoding.generation import complete, generate
+from minigen.decoding.policy import Policy
+from minigen.errors import OptionError
+from minigen.exact.streams import Stream
+from minigen.model import head
+from minigen.model.model import Model
+from minigen.text.tokenizer import END_OF_TEXT, ByteTokenizer
+
+VECTORS = json.loads((Path(__file__).parents[1] / "data" / "decoding.json").read_text())["beams"]
+TOKENIZER = ByteTokenizer()
+
+
+class Bigrams:
+    """A fake model: the last token alone picks a row of logits."""
+
+    context_length = 1
+
+    def __init__(self, table):
+        self.table = np.array(table)
+        self.vocab_size = len(self.table)
+
+    def logits(self, contexts):
+        return self.table[contexts[:, -1]]
+
+
+def small_model():
+    model = Model(257, 4, 8)
+    model.initialize(Stream(3, "init"))
+    model.parameters["W"] *= 8.0
+    model.changed()
+    return model
+
+
+@pytest.mark.parametrize("case", VECTORS["runs"], ids=lambda c: str((*c.values(),)[:2]))
+def test_beams_find_what_the_transformers_library_finds(case):
+    found = search(
+        Bigrams(VECTORS["table"]),
+        VECTORS["prompt"],
+        Policy(),
+        num_beams=case["num_beams"],
+        length_penalty=case["length_penalty"],
+        max_new_tokens=VECTORS["max_new_tokens"],
+        end_of_text=VECTORS["end_of_text"],
+    )
+    assert [VECTORS["prompt"] + list(tokens) for _, tokens in found] == case["sequences"]
+    assert [score for score, _ in found] == pytest.approx(case["scores"], abs=1e-9)
+
+
+def every_text(table, length, length_penalty, end_of_text):
+    """Score all texts up to a length that end with end of text, and all of that length."""
+    log_p = head.log_softmax(table)
+    scores = {}
+    for n in range(1, length + 1):
+        for tokens in product(range(len(table)), repeat=n):
+            if end_of_text in tokens[:-1] or (n < length and tokens[-1] != end_of_text):
+                continue
+            total = sum(log_p[a, b] for a, b in zip((0, *tokens), tokens, strict=False))
+            scores[tokens] = total / n**length_penalty
+    return sorted(scores.items(), key=lambda text: -text[1])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    arrays(np.float64, (3, 3), elements=st.floats(-3, 3), unique=True),
+    st.sampled_from([-0.5, 0.0, 0.7, 1.0, 2.0]),
+)
+def test_with_beams_for_every_text_the_search_is_exhaustive(table, length_penalty):
+    found = search(
+        Bigrams(table),
+        [0],
+        Policy(),
+        num_beams=3**4,
+        length_penalty=length_penalty,
+        max_new_tokens=4,
+        end_of_text=2,
+    )
+    expected = every_text(table, 4, length_penalty, end_of_text=2)
+    assert [score for score, _ in found] == pytest.approx([score for _, score in expected])
+    assert {tokens for _, tokens in found} == {tokens for tokens, _ in expected}
+
+
+def test_a_beam_whose_best_continuation_ends_goes_on_with_the_next_best():
+    table = np.log([[0.1, 0.4, 0.5], [0.98, 0.01, 0.01], [1.0, 1.0, 1.0]])
+    found = search(
+        Bigrams(table),
+        [0],
+        Policy(),
+        num_beams=1,
+        length_penalty=1.0,
+        max_new_tokens=2,
+        end_of_text=2,
+    )
+    assert [tokens for _, tokens in found] == [(1, 0)]  # (ln .4 + ln .98)/2 > ln .5
+
+
+def test_equal_scores_keep_the_order_of_ids():
+    found = search(
+        Bigrams(np.zeros((4, 4))),
+        [0],
+        Policy(),
+        num_beams=3,
+        length_penalty=1.0,
+        max_new_tokens=2,
+    )
+    assert [tokens for _, tokens in found] == [(0, 0), (0, 1), (0, 2)]
+
+
+def test_one_beam_is_greedy_where_no_text_ends():
+    policy = Policy(suppress_tokens=[END_OF_TEXT], no_repeat_ngram_size=2, frequency_penalty=0.5)
+    greedy = Policy(**{**policy.__dict__, "temperature": 0})
+    text = beam_search(small_model(), TOKENIZER, "so", policy, num_beams=1, max_new_tokens=30)[0]
+    expected = complete(generate(small_model(), TOKENIZER, ["so"], greedy, max_new_tokens=30))[0]
+    assert text.token_ids == expected.token_ids
+
+
+def test_the_score_is_the_mean_log_probability_at_length_penalty_one():
+    options = {"num_beams": 3, "max_new_tokens": 7, "log_probabilities": True}
+    texts = beam_search(small_model(), TOKENIZER, "so", **options)
+    assert len(texts) == 3
+    for text in texts:
+        mean = sum(text.log_probabilities) / len(text.token_ids)
+        assert text.score == pytest.approx(mean, abs=1e-12)
+
+
+@pytest.mark.parametrize("length_penalty", [-1e300, -1000.0, 1000.0, 1e300])
+def test_no_length_penalty_is_too_large(length_penalty):
+    texts = beam_search(
+        small_model(),
+        TOKENIZER,
+        "so",
+        num_beams=3,
+        max_new_tokens=7,
+        length_penalty=length_penalty,
+    )
+    assert len(texts) == 3
+    assert all(text.score <= 0 for text in texts)
+
+
+def test_more_beams_find_a_text_at_least_as_likely():
+    scores = [
+        beam_search(small_model(), TOKENIZER, "so", num_beams=n, max_new_tokens=6)[0].score
+        for n in (1, 64)
+    ]
+    assert scores[0] < scores[1]
+
+
+def test_beams_end_at_stop_strings_and_end_of_text():
+    table = np.full((257, 257), -9.0)
+    table[:, ord("a")] = 1.0
+    table[ord("a"), ord("b")] = 2.0
+    table[ord("b"), ord("c")] = 3.0
+    table[ord("b"), END_OF_TEXT] = 2.5
+    texts = beam_search(
+        Bigrams(table), TOKENIZER, "x", num_beams=2, stop="c", max_new_tokens=9, length_penalty=0
+    )
+    assert [(t.text, t.finish_reason) for t in texts] == [("ab", "stop"), ("ab", "end_of_text")]
+
+
+def test_logit_rules_see_the_history_of_each_beam():
+    policy = Policy(no_repeat_ngram_size=1, suppress_tokens=[1])
+    found = search(
+        Bigrams(np.tile(np.arange(6.0), (6, 1))),
+        [5],
+        policy,
+        num_beams=2,
+        length_penalty=1.0,
+        max_new_tokens=4,
+    )
+    assert [sorted(tokens) for _, tokens in found] == [[0, 2, 3, 4]] * 2
+
+
+def test_penalties_see_the_history_of_each_beam():
+    policy = Policy(frequency_penalty=100.0)
+    found = search(
+        Bigrams(np.tile(np.arange(4.0), (4, 1))),
+        [0],
+        policy,
+        num_beams=3,
+        length_penalty=1.0,
+        max_new_tokens=3,
+    )
+    assert all(sorted(tokens) == [1, 2, 3] for _, tokens in found)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"policy": Policy(top_k=5)}, r"beams take no sampling options \(got top_k=5\)"),
+        ({"policy": Policy(temperature=0)}, r"no sampling options \(got temperature=0.0\)"),
+        ({"num_beams": 0}, r"num_beams must be a whole number, at least 1 \(got 0\)"),
+        ({"length_penalty": float("nan")}, r"length_penalty must be finite \(got nan\)"),
+        ({"max_new_tokens": 0}, r"max_new_tokens must be a whole number, at least 1 \(got 0\)"),
+    ],
+)
+def test_what_beams_cannot_do_is_refused(options, message):
+    with pytest.raises(OptionError, match=message):
+        beam_search(small_model(), TOKENIZER, "a", **{"num_beams": 2, **options})
+
+
+def test_powers_of_a_length_are_exact_at_zero_and_one():
+    lengths = range(1, 500)
+    assert [length_power(n, 0.0) for n in lengths] == [1.0] * 499
+    assert [length_power(n, 1.0) for n in lengths] == [*lengths]
+    assert length_power(7, 0.6) == pytest.approx(7**0.6, rel=1e-13)
+
+
+@given(
+    arrays(np.float64, st.integers(1, 40), elements=st.sampled_from([-np.inf, 0.0, -1.0, 2.5])),
+    st.integers(1, 50),
+)
+def test_the_best_are_those_of_a_full_stable_sort(scores, count):
+    ranked = sorted(range(len(scores)), key=lambda i: -scores[i])
+    expected = [i for i in ranked[:count] if scores[i] > -np.inf]
+    assert best_first(scores, count).tolist() == expected

@@ -1,0 +1,340 @@
+"""A policy turns logits into the distribution of the references, and draws from it exactly."""
+
+import json
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from minigen.decoding.policy import Policy, draw, keep_top_p, keep_typical_p, mean_gap, share
+from minigen.errors import MinigenError, OptionError
+from minigen.exact.streams import Stream
+from minigen.model import head
+
+VECTORS = json.loads((Path(__file__).parents[1] / "data" / "decoding.json").read_text())
+LARGEST_WORD = 2**64 - 1
+
+
+@pytest.mark.parametrize("case", VECTORS["policies"], ids=lambda case: case["name"])
+def test_a_policy_gives_what_the_transformers_processors_give(case):
+    got = Policy(**case["policy"]).probabilities(case["logits"], case["history"])
+    assert got == pytest.approx(case["probabilities"], abs=VECTORS["tolerance"])
+    assert np.array_equal(got > 0, np.array(case["probabilities"]) > 0)
+
+
+def kept(policy, probabilities):
+    with np.errstate(divide="ignore"):
+        logits = np.log(probabilities)
+    return np.flatnonzero(policy.probabilities(logits)).tolist()
+
+
+def test_temperature_0_takes_the_lowest_id_of_the_largest_logits_whatever_the_word():
+    for word in (0, LARGEST_WORD):
+        assert Policy(temperature=0).choose([1.0, 3.0, 3.0], word=word) == 1
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"top_k": 1}, {"top_p": 0}])
+def test_greedy_policies_give_one_hot_probabilities(options):
+    assert Policy(**options).greedy
+    assert Policy(**options).probabilities([1.0, 3.0, 3.0]).tolist() == [0, 1, 0]
+
+
+def test_a_tiny_temperature_is_greedy_and_never_nan():
+    assert Policy(temperature=1e-310).probabilities([1.0, 2.0, 3.0]).tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"top_k": 10**6},
+        {"top_k": 0},
+        {"top_p": 1},
+        {"top_p": None, "min_p": None, "temperature": None},
+        {"suppress_tokens": None, "logit_bias": None},
+        {"typical_p": 1, "min_p": 0, "epsilon_cutoff": 0, "eta_cutoff": 0},
+        {"no_repeat_ngram_size": 0, "min_new_tokens": 0},
+    ],
+    ids=str,
+)
+def test_options_that_are_off_change_nothing(options):
+    logits = np.linspace(-40, 0, 257)
+    assert np.array_equal(Policy(**options).probabilities(logits), head.softmax(logits))
+
+
+def test_top_p_keeps_the_likeliest_and_not_those_tied_with_the_least():
+    assert kept(Policy(top_p=0.8), [0.3, 0.1, 0.1, 0.5]) == [0, 3]
+    assert kept(Policy(top_p=0.85), [0.3, 0.1, 0.1, 0.5]) == [0, 1, 3]
+
+
+def test_top_p_of_eight_tenths_keeps_eight_of_ten_equal_tokens():
+    assert kept(Policy(top_p=0.8), [0.1] * 10) == list(range(8))
+
+
+def test_the_smallest_top_p_keeps_the_best_token():
+    assert kept(Policy(top_p=1e-8), [0.2, 0.5, 0.3]) == [1]
+    assert kept(Policy(top_p=5e-324), [0.2, 0.5, 0.3]) == [1]
+
+
+def test_a_token_exactly_at_a_decimal_threshold_is_kept():
+    tenths = [0.1, 0.2, 0.3, 0.4]
+    assert kept(Policy(epsilon_cutoff=0.1), tenths) == [0, 1, 2, 3]
+    assert kept(Policy(min_p=0.25), tenths) == [0, 1, 2, 3]
+    assert kept(Policy(min_p=0.5), tenths) == [1, 2, 3]
+
+
+def test_cutoffs_above_every_token_keep_the_best_ones():
+    for options in ({"epsilon_cutoff": 1}, {"min_p": 1}):
+        assert kept(Policy(**options), [0.4, 0.2, 0.4]) == [0, 2]
+
+
+def test_typical_p_keeps_every_token_tied_with_the_last():
+    assert kept(Policy(typical_p=0.15), [0.3, *[0.1] * 7]) == list(range(1, 8))
+
+
+def test_each_filter_works_on_what_the_ones_before_it_left():
+    # Of [.4 .3 .2 .1], the first two make 4/7 and 3/7: only then is 0.5 reached by one token.
+    assert kept(Policy(top_p=0.5), [0.4, 0.3, 0.2, 0.1]) == [0, 1]
+    assert kept(Policy(top_k=2, top_p=0.5), [0.4, 0.3, 0.2, 0.1]) == [0]
+
+
+def test_frequency_counts_every_occurrence_and_repetition_one():
+    logits, history = [0.0, 0.0, 0.0], [0, 0, 1]
+    frequency = Policy(frequency_penalty=1.0).probabilities(logits, history)
+    assert frequency == pytest.approx(head.softmax([-2.0, -1.0, 0.0]), abs=1e-12)
+    presence = Policy(presence_penalty=1.0).probabilities(logits, history)
+    assert presence == pytest.approx(head.softmax([-1.0, -1.0, 0.0]), abs=1e-12)
+    repetition = Policy(repetition_penalty=2.0).probabilities([1.0, -1.0, 0.0], history)
+    assert repetition == pytest.approx(head.softmax([0.5, -2.0, 0.0]), abs=1e-12)
+
+
+def test_a_logit_bias_is_added_before_everything_else():
+    got = Policy(logit_bias={1: 2.0}, top_k=1).probabilities([1.0, 0.0, -1.0])
+    assert got.tolist() == [0, 1, 0]
+
+
+def test_end_of_text_waits_for_the_minimum_of_new_tokens():
+    policy = Policy(min_new_tokens=2)
+    logits = np.zeros(257)
+    assert policy.probabilities(logits, [7, 7, 7], prompt_length=2)[256] == 0
+    assert policy.probabilities(logits, [7, 7, 7, 7], prompt_length=2)[256] > 0
+
+
+@pytest.mark.parametrize("length", [0, 1, 5, 40])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_the_ngram_index_forbids_what_a_plain_search_finds(size, length):
+    history = Stream(1, f"ngrams {size}").integers(length, 4).tolist()
+    forbidden = {
+        history[i + size - 1]
+        for i in range(length - size + 1)
+        if history[i : i + size - 1] == history[length - size + 1 :]
+    }
+    p = Policy(no_repeat_ngram_size=size).probabilities(np.zeros(6), history)
+    assert set(np.flatnonzero(p == 0).tolist()) == forbidden
+
+
+def test_a_history_that_goes_back_or_splits_knows_what_a_fresh_one_knows():
+    policy = Policy(no_repeat_ngram_size=2, frequency_penalty=1.0)
+    history = policy.history([[1, 2, 1], [3, 3]], 5)
+    history.append([2, 4])
+    history.append([4, 4])
+    history.append([2, 4])
+    history.pop([2, 4])
+    history.pop([4, 4])
+    assert [n.repeating() for n in history.ngrams] == [[1], []]
+    history.keep([0, 0, 1])
+    history.append([1, 3, 3])
+    fresh = policy.history([[1, 2, 1, 2, 1], [1, 2, 1, 2, 3], [3, 3, 4, 3]], 5, new_tokens=2)
+    assert history.new_tokens == fresh.new_tokens
+    assert np.array_equal(history.counts, fresh.counts)
+    assert [n.repeating() for n in history.ngrams] == [n.repeating() for n in fresh.ngrams]
+
+
+@pytest.mark.parametrize(
+    ("options", "history", "rule"),
+    [
+        ({"suppress_tokens": [0, 1, 2]}, [], "suppress_tokens"),
+        ({"no_repeat_ngram_size": 1}, [0, 1, 2], "no_repeat_ngram_size=1"),
+    ],
+)
+def test_a_rule_that_leaves_nothing_is_named(options, history, rule):
+    with pytest.raises(MinigenError, match=rule):
+        Policy(**options).probabilities([0.0, 0.0, 0.0], history)
+
+
+@pytest.mark.parametrize("policy", [Policy(), Policy(temperature=0), Policy(top_k=2, top_p=0.5)])
+@pytest.mark.parametrize(
+    ("bad", "cause"), [(np.nan, "nan"), (np.inf, "inf"), (-np.inf, "all are -inf")]
+)
+def test_logits_without_a_distribution_are_an_error_that_says_so(policy, bad, cause):
+    logits = [bad] * 3 if bad == -np.inf else [0.0, bad, 0.0]
+    with pytest.raises(MinigenError, match=cause):
+        policy.choose(logits, word=5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": -1}, "temperature must be a number, at least 0 (got -1)"),
+        ({"temperature": float("nan")}, "temperature must be a number, at least 0 (got nan)"),
+        ({"temperature": "hot"}, "temperature must be a number, at least 0 (got 'hot')"),
+        ({"top_p": 1.5}, "top_p must be a number, between 0 and 1 (got 1.5)"),
+        ({"top_p": True}, "top_p must be a number, between 0 and 1 (got True)"),
+        ({"min_p": -0.1}, "min_p must be a number, between 0 and 1 (got -0.1)"),
+        ({"typical_p": float("inf")}, "typical_p must be a number, between 0 and 1 (got inf)"),
+        ({"top_k": -1}, "top_k must be a whole number, at least 0 (got -1)"),
+        ({"top_k": 2.5}, "top_k must be a whole number, at least 0 (got 2.5)"),
+        ({"top_k": True}, "top_k must be a whole number, at least 0 (got True)"),
+        ({"repetition_penalty": 0}, "repetition_penalty must be a number, greater than 0 (got 0)"),
+        ({"frequency_penalty": -float("inf")}, "frequency_penalty must be a number, finite"),
+        ({"presence_penalty": 10**400}, "presence_penalty must be a number, finite"),
+        ({"suppress_tokens": [-3]}, "a suppressed token's id must be a whole number"),
+        ({"logit_bias": {4: float("nan")}}, "a logit bias must be a number, finite (got nan)"),
+        ({"min_new_tokens": -2}, "min_new_tokens must be a whole number, at least 0 (got -2)"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_an_option_out_of_range_is_refused_with_rule_value_and_cure(options, message):
+    with pytest.raises(OptionError) as caught:
+        Policy(**options)
+    text = str(caught.value)
+    assert text.startswith(message)
+    assert "; " in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize("options", [{"suppress_tokens": [5]}, {"logit_bias": {5: 1.0}}])
+def test_an_id_beyond_the_vocabulary_is_an_error(options):
+    with pytest.raises(MinigenError, match=r"ids below 5.*got 5"):
+        Policy(**options).probabilities(np.zeros(5))
+
+
+@pytest.mark.parametrize("token", [-1, 5])
+def test_a_history_beyond_the_vocabulary_is_an_error(token):
+    with pytest.raises(OptionError, match=rf"history takes ids from 0 to 4 \(got {token}\)"):
+        Policy().probabilities(np.zeros(5), [0, token])
+
+
+def test_the_largest_word_draws_the_last_possible_token_and_the_smallest_the_first():
+    logits = [-np.inf, 0.0, -1.0, -np.inf]
+    assert Policy().choose(logits, word=LARGEST_WORD) == 2
+    assert Policy().choose(logits, word=0) == 1
+
+
+def test_a_draw_is_the_first_token_whose_cumulative_weight_exceeds_the_scaled_word():
+    w = np.array([[3.0, 0.0, 5.0, 1.0]])
+    for word in [0, *(part * 2**64 // 9 + d for part in range(1, 9) for d in (-1, 0, 1))]:
+        point = word * 9 >> 64
+        expected = 0 if point < 3 else 2 if point < 8 else 3
+        assert draw(w, np.array([word], dtype=np.uint64)).tolist() == [expected]
+
+
+def test_a_million_draws_never_give_a_token_of_weight_zero():
+    w, _ = head.integer_weights(np.array([-np.inf, 3.0, -50.0, 0.0, -1.0, -np.inf]))
+    words = Stream(0, "inference").words(10**6)
+    drawn = [draw(np.broadcast_to(w, (len(part), 6)), part) for part in np.split(words, 10)]
+    assert np.unique(drawn).tolist() == [1, 3, 4]
+
+
+def test_draws_follow_the_exact_weights():
+    # Pearson's statistic of 10⁵ draws, 9 degrees of freedom: above 27.88 once in 1,000 seeds.
+    w = np.array([1.0, 2, 3, 5, 8, 13, 21, 34, 55, 89])
+    words = Stream(7, "inference").words(10**5)
+    counts = np.bincount(draw(np.broadcast_to(w, (len(words), 10)), words), minlength=10)
+    expected = w / 231 * len(words)
+    assert ((counts - expected) ** 2 / expected).sum() < 27.88
+
+
+def test_shares_are_exact_where_floats_are_not():
+    S = 2.0**52 - 1
+    assert share(0.1, np.array([[S]])).tolist() == [[-(-int(S) // 10)]]
+    assert Fraction(0.1) * 10 > 1  # the float itself is a little more than a tenth
+    assert share(0.1, np.array([[10.0]])).tolist() == [[1.0]]
+
+
+def test_top_p_keeps_of_equal_weights_the_lower_ids_in_every_row():
+    w = np.array([[2.0, 4.0, 2.0, 2.0], [1.0, 1.0, 1.0, 1.0]])
+    assert keep_top_p(w, 0.7).tolist() == [[2, 4, 2, 0], [1, 1, 1, 0]]
+
+
+POLICIES = st.fixed_dictionaries(
+    {},
+    optional={
+        "temperature": st.floats(0.1, 5),
+        "top_k": st.integers(0, 12),
+        "top_p": st.floats(0, 1),
+        "min_p": st.floats(0, 1),
+        "typical_p": st.floats(0, 1),
+        "epsilon_cutoff": st.floats(0, 1),
+        "eta_cutoff": st.floats(0, 1),
+    },
+).map(lambda options: Policy(**options))
+# Quarters, so that ties are common and that shifts by whole numbers are exact.
+LOGITS = arrays(np.float64, 9, elements=st.integers(-60, 60).map(lambda n: n / 4))
+
+
+@given(POLICIES, LOGITS)
+def test_filters_only_ever_remove_and_leave_a_distribution(policy, logits):
+    p = policy.probabilities(logits)
+    assert p.sum() == pytest.approx(1, abs=1e-12)
+    if not policy.greedy:
+        warm = head.softmax(logits / policy.temperature)
+        kept = p > 0
+        assert p[kept] == pytest.approx(warm[kept] / warm[kept].sum(), rel=1e-6, abs=1e-9)
+
+
+@given(POLICIES, LOGITS, st.integers(-1000, 1000))
+def test_shifting_all_logits_changes_no_bit(policy, logits, shift):
+    shifted = policy.probabilities(logits + shift)
+    assert np.array_equal(policy.probabilities(logits), shifted)
+
+
+@given(POLICIES, st.permutations(range(9)), st.permutations(range(9)))
+def test_permuting_ids_permutes_the_result(policy, order, ranks):
+    logits = np.array(ranks) / 3  # all different: ties go by id
+    assert np.array_equal(policy.probabilities(logits[order]), policy.probabilities(logits)[order])
+
+
+@given(LOGITS, st.floats(0, 1), st.floats(0, 1))
+def test_top_p_is_monotone(logits, p, q):
+    smaller, larger = (Policy(top_p=x).probabilities(logits) > 0 for x in sorted((p, q)))
+    assert not (smaller & ~larger).any()
+
+
+@settings(max_examples=30)
+@given(POLICIES, arrays(np.float64, (5, 9), elements=st.integers(-60, 60).map(lambda n: n / 4)))
+def test_a_batch_gives_each_row_what_it_gets_alone(policy, logits):
+    alone = [policy.probabilities(row) for row in logits]
+    assert np.array_equal(policy.probabilities(logits), alone)
+
+
+@given(LOGITS, st.floats(0, 1))
+def test_top_p_keeps_the_smallest_prefix_in_fractions(logits, p):
+    w, S = head.integer_weights(logits)
+    order = sorted(range(9), key=lambda i: (-w[i], i))
+    mass, expected = Fraction(int(S[0]) // 2**40), set()
+    for i in order:
+        expected.add(i)
+        mass += int(w[i])
+        if mass >= Fraction(repr(p)) * int(S[0]):
+            break
+    assert set(np.flatnonzero(keep_top_p(w, p)).tolist()) == {i for i in expected if w[i]}
+
+
+@given(LOGITS, st.integers(1, 99))
+def test_typical_p_keeps_the_nearest_to_the_entropy_in_fractions(logits, percent):
+    w, gap = head.integer_weights(logits)[0], head.gaps(logits)
+    total = sum(int(x) for x in w)
+    mean = float(mean_gap(w, gap, np.array([total]))[0])
+    distances = [abs(float(x) - mean) for x in gap]
+    needed = Fraction(percent, 100) * total - total // 2**40
+    mass = 0
+    for last in sorted({d for d, x in zip(distances, w, strict=True) if x}):
+        mass += sum(int(x) for d, x in zip(distances, w, strict=True) if d == last)
+        if mass >= needed:
+            break
+    expected = [x if d <= last else 0.0 for d, x in zip(distances, w, strict=True)]
+    assert keep_typical_p(w, gap, percent / 100).tolist() == expected

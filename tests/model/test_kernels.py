@@ -1,0 +1,112 @@
+"""The two engines of training, numpy and compiled, and any number of threads: the same bits."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from minigen.errors import MinigenError
+from minigen.exact.streams import Stream
+from minigen.model import kernels
+from minigen.model.model import Model
+from minigen.model.optimizer import Optimizer
+
+numba = pytest.importorskip("minigen.model.kernels_numba")
+
+# N, K, D, V: one of each; odd sizes; a block of rows and more; several blocks and threads
+SHAPES = [(1, 1, 1, 2), (5, 3, 2, 7), (67, 8, 5, 257), (3000, 2, 4, 512), (200, 5, 16, 1031)]
+OPTIONS = {
+    "total_steps": 10,
+    "learning_rate": 0.05,
+    "betas": (0.9, 0.99),
+    "momentum": 0.9,
+    "weight_decay": 0.1,
+    "gradient_clip": 0.5,
+    "warmup_steps": 2,
+    "decay": "cosine",
+}
+
+
+def numbers(*shape: int, name: str = "numbers") -> np.ndarray:
+    """Evenly spread in ±1."""
+    return 2.0 * Stream(0, name).uniforms(int(np.prod(shape))).reshape(shape) - 1.0
+
+
+def train(shape: tuple[int, int, int, int], optimizer_name: str) -> list[bytes]:
+    """All that three steps leave, to the last bit."""
+    N, K, D, V = shape
+    model = Model(V, K, D)
+    model.initialize(Stream(0, "init"))
+    optimizer = Optimizer(model.flat.size, name=optimizer_name, **OPTIONS)
+    stream, left = Stream(0, "batches"), []
+    for _ in range(3):
+        contexts = stream.integers(N * K, V).reshape(N, K)
+        statistics = model.statistics(contexts, stream.integers(N, V), N)
+        gradient = model.gradient(statistics)
+        optimizer.update(model.flat, gradient)
+        model.changed()
+        left += [statistics.dT.tobytes(), str(statistics.loss).encode(), gradient.tobytes()]
+        left += [model.flat.tobytes(), *(moment.tobytes() for moment in optimizer.moments.values())]
+    return left
+
+
+@pytest.fixture
+def threads(monkeypatch):
+    """Set the number of threads, and let every loop be shared out, however small."""
+
+    def set_to(number: int) -> None:
+        _, helpers, blas = kernels.resources()
+        monkeypatch.setattr(kernels, "resources", lambda: (number, helpers, blas))
+        monkeypatch.setattr(kernels, "GRAIN", 1)
+
+    return set_to
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_compiled_engine_leaves_the_same_bits_as_numpy(shape, optimizer, monkeypatch):
+    left = {}
+    for engine in (kernels, numba):
+        monkeypatch.setattr(kernels, "engine", lambda engine=engine: engine)
+        left[engine] = train(shape, optimizer)
+    assert left[kernels] == left[numba]
+
+
+@pytest.mark.parametrize("engine", [kernels, numba], ids=["numpy", "numba"])
+def test_the_number_of_threads_does_not_change_a_bit(engine, threads, monkeypatch):
+    monkeypatch.setattr(kernels, "engine", lambda: engine)
+    left = []
+    for number in (1, 2, 5):
+        threads(number)
+        left.append(train((67, 3, 5, 257), "adamw"))
+    assert left[0] == left[1] == left[2]
+
+
+@pytest.mark.parametrize("block", [1, 257 * 10, 257 * 67])
+def test_the_size_of_a_block_does_not_change_a_bit(block, monkeypatch):
+    monkeypatch.setattr(kernels, "engine", lambda: numba)
+    expected = train((67, 3, 5, 257), "adamw")
+    monkeypatch.setattr(numba, "_BLOCK", block)
+    assert train((67, 3, 5, 257), "adamw") == expected
+
+
+@pytest.mark.parametrize("engine", [kernels, numba], ids=["numpy", "numba"])
+@pytest.mark.parametrize("culprit", [np.nan, np.inf, 1e200])
+@pytest.mark.parametrize("name", ["E", "W", "b"])
+def test_parameters_out_of_range_stop_the_step_in_either_engine(engine, culprit, name, monkeypatch):
+    monkeypatch.setattr(kernels, "engine", lambda: engine)
+    model = Model(7, 2, 3)
+    model.parameters[name].reshape(-1)[1] = culprit
+    model.changed()
+    with pytest.raises(MinigenError, match=r"finite and below 2\^400"):
+        model.statistics(np.zeros((4, 2), np.int64), np.zeros(4, np.int64), 4)
+
+
+def test_the_engine_is_the_compiled_one_where_numba_is_and_numpy_elsewhere():
+    assert kernels.engine() is numba
+    code = (
+        "import sys; sys.modules['numba'] = None\n"
+        "from minigen.model import kernels; assert kernels.engine() is kernels"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

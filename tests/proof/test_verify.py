@@ -1,0 +1,285 @@
+"""Verification: a checkpoint is what its config gives, or the first thing that is not is named."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from minigen import Config, Run
+from minigen.cli import run as command
+from minigen.training.checkpoint import load, save
+
+TEXT = "The fox saw the grapes. The grapes were high. The fox said: they are sour.\n" * 4
+STEPS = 6
+SETTINGS = {
+    "training.steps": STEPS,
+    "training.batch_size": 8,
+    "corpus.documents": "line",
+    "tokenizer.vocab_size": 270,
+    "model.context_length": 2,
+    "model.embedding_dim": 3,
+    "optimizer.learning_rate": 0.01,
+    "optimizer.warmup_steps": 2,
+    "evaluation.every": 2,
+    "sampling.every": 2,
+    "sampling.max_new_tokens": 4,
+    "checkpoint.every": 4,
+}
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path, text, capsys):
+    """A run folder of six steps."""
+    changes = [part for item in SETTINGS.items() for part in ("--set", "{}={}".format(*item))]
+    assert command(["train", "--text", str(text), *changes, "--out", str(tmp_path / "run")]) == 0
+    capsys.readouterr()
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def verify(capsys):
+    """Run the command; return its exit status, stdout and stderr."""
+
+    def call(model, *options):
+        status = command(["verify", str(model), *options])
+        output = capsys.readouterr()
+        assert "Traceback" not in output.err
+        return status, output.out, output.err
+
+    return call
+
+
+def last(folder):
+    return folder / f"step-{STEPS:06d}.safetensors"
+
+
+def change(path, **changes):
+    """Change what a checkpoint holds; its checksums are made right again."""
+    save(path, dataclasses.replace(load(path), **changes))
+
+
+def change_tensor(path, name, index=(0,), by=2.0**-52):
+    tensors = {key: tensor.copy() for key, tensor in load(path).tensors.items()}
+    tensors[name][index] += by
+    change(path, tensors=tensors)
+
+
+# ── What is right ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_run_folder_is_verified(folder, verify):
+    status, out, err = verify(folder)
+    assert (status, err) == (0, "")
+    assert out.count(Run.load(folder).fingerprint) == 2
+    assert out.splitlines()[-1].startswith("verified")
+
+
+@pytest.mark.parametrize("step", [0, 4])
+def test_so_is_a_checkpoint_from_the_middle_of_a_run(folder, verify, step):
+    status, out, _ = verify(folder / f"step-{step:06d}.safetensors")
+    assert status == 0
+    assert f"step {step}\n" in out
+
+
+def test_a_checkpoint_away_from_its_folder_needs_its_text_again(folder, text, tmp_path, verify):
+    path = shutil.copy(last(folder), tmp_path / "alone.safetensors")
+    status, _, err = verify(path)
+    assert status == 1
+    assert "give that text with --text" in err
+    assert verify(path, "--text", str(text))[0] == 0
+
+
+def test_the_embedded_text_needs_no_path(tmp_path, verify):
+    overrides = {key: SETTINGS[key] for key in SETTINGS if not key.startswith("corpus")}
+    run = Run(Config.load("fables", {**overrides, "training.steps": 2}))
+    run.train()
+    run.save(tmp_path / "model.safetensors")
+    assert verify(tmp_path / "model.safetensors")[0] == 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"optimizer.name": "sgd"}, {"training.micro_batches": 3}, {"sampling.every": 0}],
+    ids=str,
+)
+def test_any_optimizer_and_any_number_of_parts_is_verified(settings, tmp_path, text, verify):
+    config = Config.load("fables", {**SETTINGS, **settings, "corpus.text": [str(text)]})
+    run = Run(config)
+    run.train(3)
+    run.save(tmp_path / "x.safetensors")
+    assert verify(tmp_path / "x.safetensors", "--text", str(text))[0] == 0
+
+
+def test_text_asked_for_by_hand_is_no_fault(folder, verify):
+    run = Run.load(folder)
+    run.generate("The", max_new_tokens=3, min_new_tokens=3)
+    run.save(last(folder))
+    status, _, err = verify(folder)
+    assert status == 0
+    assert "text was asked for by hand" in err
+
+
+def test_neither_a_damaged_nor_a_foreign_log_matters_to_a_checkpoint_that_is_right(folder, verify):
+    (folder / "metrics.jsonl").write_text('{"step": 1, "loss_bits"\n[]\n')
+    assert verify(folder)[0] == 0
+    (folder / "metrics.jsonl").unlink()
+    assert verify(folder)[0] == 0
+
+
+# ── What is wrong ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_changed_byte_is_refused_by_the_checksum_before_any_training(folder, verify, monkeypatch):
+    monkeypatch.setattr(Run, "steps", None)
+    data = bytearray(last(folder).read_bytes())
+    data[-1] ^= 1
+    last(folder).write_bytes(data)
+    status, out, err = verify(folder)
+    assert (status, out) == (1, "")
+    assert "it is damaged" in err
+
+
+@pytest.mark.parametrize("name", ["E", "W", "b", "m.W", "v.b"])
+def test_a_changed_tensor_with_a_right_checksum_is_named(folder, verify, name):
+    change_tensor(last(folder), name)
+    status, out, err = verify(folder)
+    assert status == 1
+    named = [line for line in out.splitlines() if line.startswith("tensor")]
+    assert [line.split(":")[0] for line in named] == [f"tensor {name}"]
+    assert f"the first in tensor {name}" in err
+    assert "metrics.jsonl agrees at all its 6 steps: the file was changed after training" in out
+
+
+def test_the_numbers_that_differ_are_counted_and_the_first_is_located(folder, verify):
+    change_tensor(last(folder), "W", index=(2, 1, slice(100, 103)), by=0.5)
+    _, out, _ = verify(folder)
+    assert "tensor W: 3 of 1620 numbers differ, the first at (2, 1, 100), by 0.5 at most" in out
+
+
+def test_a_zero_whose_sign_was_changed_is_found(folder, verify):
+    tensors = load(last(folder)).tensors
+    zeros = np.argwhere(tensors["m.E"] == 0.0)
+    tensors["m.E"][tuple(zeros[0])] *= -1.0
+    change(last(folder), tensors=tensors)
+    status, out, _ = verify(folder)
+    assert status == 1
+    assert "tensor m.E" in out
+
+
+def test_the_first_step_at_which_the_log_differs_is_named(folder, text, verify):
+    """A run of another machine, say, that went its own way from step 3 on."""
+    other = Run(Config.load(folder / "config.toml"))
+    lines = []
+    for record in other.steps():
+        if record.step == 2:
+            other.model.parameters["E"][:, 0] += 2.0**-9
+            other.model.changed()
+        lines.append(json.dumps(record.metrics()) + "\n")
+    (folder / "metrics.jsonl").write_text("".join(lines))
+    other.save(last(folder))
+    status, out, _ = verify(folder)
+    assert status == 1
+    assert "metrics.jsonl differs first at step 3: loss_bits 0x1." in out
+    assert "tensor E" in out
+
+
+def test_without_a_log_that_is_said(folder, verify):
+    change_tensor(last(folder), "b")
+    (folder / "metrics.jsonl").unlink()
+    assert "no metrics.jsonl is beside the file" in verify(folder)[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"streams": {"optimizer": 7, "inference": 0}}, "stream optimizer at word 7, trained"),
+        ({"step": 5}, "tensor E"),
+    ],
+)
+def test_a_changed_position_or_step_is_found(folder, verify, changes, named):
+    change(last(folder), **changes)
+    status, out, _ = verify(folder)
+    assert status == 1
+    assert named in out
+
+
+def test_other_merges_are_found(folder, verify):
+    merges = load(last(folder)).tokenizer["merges"]
+    change(last(folder), tokenizer={"merges": [*merges[:-1], [ord("z"), ord("z")]]})
+    status, out, _ = verify(folder)
+    assert status == 1
+    assert out.splitlines()[-2] == "tokenizer: other merges than the text gives"
+
+
+def test_another_seed_inside_the_file_is_found(folder, text, verify):
+    saved = load(last(folder))
+    change(last(folder), config={**saved.config, "run": {"seed": 1}})
+    (folder / "config.toml").unlink()
+    status, out, _ = verify(folder, "--text", str(text))
+    assert status == 1
+    assert "differs first at step 1" in out
+
+
+def test_a_step_behind_the_last_is_refused(folder, verify):
+    change(last(folder), step=STEPS + 1)
+    status, _, err = verify(folder)
+    assert status == 1
+    assert "it is at step 7 of training.steps = 6" in err
+
+
+# ── Text and config beside the file ──────────────────────────────────────────────────────────────
+
+
+def test_a_changed_text_is_named_by_its_hash_before_any_training(folder, text, verify, monkeypatch):
+    monkeypatch.setattr(Run, "steps", None)
+    text.write_text(TEXT + "!")
+    status, out, err = verify(folder)
+    assert (status, out) == (1, "")
+    assert load(last(folder)).corpus_sha256 in err
+    assert "its SHA-256 is" in err
+
+
+def test_a_missing_text_is_named(folder, text, verify):
+    text.unlink()
+    status, _, err = verify(folder)
+    assert status == 1
+    assert str(text) in err
+
+
+def test_a_config_beside_the_file_that_disagrees_is_named_key_by_key(folder, verify, monkeypatch):
+    monkeypatch.setattr(Run, "steps", None)
+    config = Config.load(
+        folder / "config.toml", {"optimizer.learning_rate": 0.5, "sampling.prompt": "Twice"}
+    )
+    (folder / "config.toml").write_text(config.to_toml())
+    status, out, err = verify(folder)
+    assert (status, out) == (1, "")
+    assert "optimizer.learning_rate is 0.5 in it and 0.01 in step-000006.safetensors" in err
+    assert "sampling.prompt is 'Twice' in it and 'Once' in" in err
+    assert err.count("\n") == 1
+
+
+def test_a_config_beside_the_file_that_names_the_embedded_text_instead_disagrees(folder, verify):
+    config = Config.load(folder / "config.toml", {"corpus.text": "fables"})
+    (folder / "config.toml").write_text(config.to_toml())
+    status, _, err = verify(folder)
+    assert status == 1
+    assert "corpus.text is 'fables' in it and 'external' in" in err
+
+
+def test_text_that_came_from_standard_input_is_asked_for(folder, text, verify):
+    config = Config.load(folder / "config.toml", {"corpus.text": ["-"]})
+    (folder / "config.toml").write_text(config.to_toml())
+    status, _, err = verify(folder)
+    assert status == 1
+    assert "give that text with --text" in err
+    assert verify(folder, "--text", str(text))[0] == 0

@@ -1,0 +1,258 @@
+"""Any bytes become ids and come back; merges are the same however they are learned."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minigen.errors import MinigenError, OptionError
+from minigen.text.tokenizer import END_OF_TEXT, ByteTokenizer, TextStream, characters
+
+FABLE = (
+    "The crow — an old one — sat in the old tree. “The tree,” said the crow, “is mine.”\r\n"
+    "The café’s owner said: the tree is the tree’s. 12 crows, 12 trees,  and  \t tabs.\n\n"
+)
+TEXT = (FABLE * 3).encode()
+
+
+@pytest.fixture(scope="module")
+def merged():
+    return ByteTokenizer.train([TEXT], 300)
+
+
+@pytest.fixture(params=["bytes", "merges"])
+def tokenizer(request, merged):
+    return ByteTokenizer() if request.param == "bytes" else merged
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["hello", " hello", "😀z", "\r\n", "\0", "", "<|endoftext|>", "Ā", FABLE, "a" * 200, " " * 200],
+)
+def test_a_text_comes_back_from_its_ids(tokenizer, text):
+    ids = tokenizer.encode(text).ids
+    assert tokenizer.decode(ids) == text.encode()
+    assert END_OF_TEXT not in ids
+
+
+def test_every_single_byte_comes_back_and_is_its_own_value(tokenizer):
+    for value in range(256):
+        assert tokenizer.encode(bytes([value])).ids == [value]
+        assert tokenizer.token_bytes(value) == bytes([value])
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_come_back(merged, data):
+    for tokenizer in (ByteTokenizer(), merged):
+        assert tokenizer.decode(tokenizer.encode(data).array) == data
+
+
+def test_ids_of_the_byte_vocabulary_are_the_bytes():
+    encoding = ByteTokenizer().encode(b"\xff any \x00 bytes")
+    assert encoding.ids == list(b"\xff any \x00 bytes")
+    assert encoding.array.tolist() == encoding.ids
+    assert encoding.array.dtype == np.uint16
+    assert len(encoding) == 13
+
+
+def test_the_control_token_has_no_bytes(tokenizer):
+    assert tokenizer.decode([104, END_OF_TEXT, 105]) == b"hi"
+    assert tokenizer.token_bytes(END_OF_TEXT) == b""
+
+
+def test_bytes_that_the_command_line_hides_in_a_str_are_bytes_again(tokenizer):
+    assert tokenizer.decode(tokenizer.encode("a\udcff").ids) == b"a\xff"
+
+
+def test_a_str_that_is_not_unicode_is_refused():
+    with pytest.raises(OptionError, match=r"must be Unicode \(got the lone surrogate '\\ud800'\)"):
+        ByteTokenizer().encode("a\ud800")
+
+
+@pytest.mark.parametrize("ids", [[257], [-1], [2**40]])
+def test_an_id_outside_the_vocabulary_is_refused(ids):
+    with pytest.raises(OptionError, match=rf"must be from 0 to 256 \(got {ids[0]}\)"):
+        ByteTokenizer().decode(ids)
+
+
+@pytest.mark.parametrize("ids", [[1.0], ["a"], [2**70]])
+def test_an_id_that_is_no_integer_is_refused(ids):
+    with pytest.raises(OptionError, match="must be integers"):
+        ByteTokenizer().decode(ids)
+
+
+def test_no_ids_are_no_bytes(tokenizer):
+    assert tokenizer.decode([]) == b""
+
+
+def test_merges_follow_the_textbook():
+    # "aaabdaaabac": aa, then aa + a (4 pairs tie at 2; (a, b) = (97, 98) has the lowest ids).
+    assert ByteTokenizer.train([b"aaabdaaabac"], 259).merges == ((97, 97), (97, 98))
+    assert ByteTokenizer.train([b"aaabdaaabac"], 259).encode("aaab").ids == [257, 258]
+
+
+def test_merges_apply_in_the_order_learned():
+    tokenizer = ByteTokenizer([(98, 99), (97, 98), (97, 257)])
+    assert tokenizer.encode("abc ab").ids == [259, 32, 258]
+
+
+def test_merges_stay_inside_words(merged):
+    words = [token.strip() for token in map(merged.token_bytes, range(257, 300))]
+    assert all(b" " not in word and b"\n" not in word for word in words)
+
+
+def test_merges_do_not_depend_on_the_order_of_lines_and_documents(merged):
+    lines = TEXT.splitlines(keepends=True)
+    random.Random(0).shuffle(lines)
+    assert ByteTokenizer.train([b"".join(lines)], 300).merges == merged.merges
+    assert ByteTokenizer.train(lines, 300).merges == merged.merges
+
+
+def test_merges_do_not_depend_on_threads(merged):
+    script = (
+        "import sys; from minigen.text.tokenizer import ByteTokenizer;"
+        "print(ByteTokenizer.train([sys.stdin.buffer.read()], 300).merges)"
+    )
+    for threads in ("1", "2", "8"):
+        environment = {**os.environ, "RAYON_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "true"}
+        run = subprocess.run(
+            [sys.executable, "-c", script], input=TEXT, capture_output=True, env=environment
+        )
+        assert run.stdout.decode().strip() == str(merged.merges)
+
+
+def naive_merges(words, count):
+    """Byte-pair encoding as the paper has it: most frequent pair, then lowest ids."""
+    words = [list(word) for word in words]
+    merges = []
+    while len(merges) < count:
+        pairs = {}
+        for word in words:
+            for pair in pairwise(word):
+                pairs[pair] = pairs.get(pair, 0) + 1
+        best = min(pairs, key=lambda pair: (-pairs[pair], pair))
+        for word in words:
+            i = 0
+            while i < len(word) - 1:
+                if (word[i], word[i + 1]) == best:
+                    word[i : i + 2] = [257 + len(merges)]
+                i += 1
+        merges.append(best)
+    return tuple(merges)
+
+
+def test_merges_are_those_of_a_plain_implementation():
+    draw = random.Random(0)
+    for _ in range(20):
+        words = [bytes(draw.choices(b"abc", k=draw.randint(4, 12))) for _ in range(40)]
+        assert ByteTokenizer.train(words, 280).merges == naive_merges(words, 23)
+
+
+def test_where_a_long_text_is_cut_changes_no_id(tokenizer):
+    text = (TEXT + b" " * 70 + b"x" * 70 + b"\t" * 61 + b"\n").decode("latin-1")
+    whole = tokenizer.encode(text.encode("latin-1")).ids
+    for size in (1, 2, 7, 61, 64):
+        blocks = [text[start : start + size] for start in range(0, len(text), size)]
+        assert [i for array in tokenizer.encode_stream(blocks) for i in array.tolist()] == whole
+
+
+def test_the_control_character_of_a_stream_is_the_control_token(tokenizer):
+    (ids,) = [np.concatenate(list(tokenizer.encode_stream(["the\u0100", " the\u0100"])))]
+    assert ids.tolist().count(END_OF_TEXT) == 2
+    assert tokenizer.decode(ids) == b"the the"
+
+
+def test_forgetting_words_changes_no_id(merged, monkeypatch):
+    whole = merged.encode(TEXT).ids
+    monkeypatch.setattr("minigen.text.tokenizer._REMEMBERED_WORDS", 3)
+    assert merged.encode(TEXT).ids == whole
+
+
+@pytest.mark.parametrize(
+    ("text", "merges"),
+    [(b"ab ab", ((97, 98), (32, 257))), (b"a", ()), (b"", ()), (b"a b\nc", ((32, 98),))],
+)
+def test_merges_end_where_no_pair_is_left(text, merges):
+    assert ByteTokenizer.train([text], 640).merges == merges
+
+
+def test_a_vocabulary_smaller_than_the_bytes_is_refused():
+    with pytest.raises(OptionError, match=r"vocab_size must be at least 257 \(got 256\)"):
+        ByteTokenizer.train([b"ab"], 256)
+
+
+def test_a_state_goes_through_json(tokenizer):
+    copy = ByteTokenizer.from_state(json.loads(json.dumps(tokenizer.state())))
+    assert copy.merges == tokenizer.merges
+    assert copy.encode(TEXT).ids == tokenizer.encode(TEXT).ids
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        None,
+        {},
+        {"merges": [], "more": 1},
+        {"merges": "ab"},
+        {"merges": [[1]]},
+        {"merges": [[1, 2.0]]},
+        {"merges": [[1, True]]},
+        {"merges": [[1, 257]]},
+        {"merges": [[256, 1]]},
+        {"merges": [[-1, 1]]},
+        {"merges": [[1, 2], [1, 2]]},
+        {"merges": [[97, 97]] + [[256 + i, 256 + i] for i in range(1, 60)]},
+    ],
+)
+def test_a_damaged_state_is_refused(state):
+    with pytest.raises(MinigenError):
+        ByteTokenizer.from_state(state)
+
+
+def test_the_byte_vocabulary_does_not_import_the_library():
+    script = (
+        "import sys; from minigen.text.tokenizer import ByteTokenizer as B;"
+        "b = B.train([b'a'], 257);"
+        "b.decode(b.encode('hello').ids); print('tokenizers' in sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True)
+    assert run.stdout == b"False\n"
+
+
+def test_a_large_vocabulary_takes_wider_ids():
+    pairs = [(left, right) for left in range(256) for right in range(256)]
+    assert ByteTokenizer(pairs[: 65536 - 257]).dtype == np.uint16
+    assert ByteTokenizer(pairs[: 65537 - 257]).dtype == np.uint32
+
+
+def test_an_emoji_streamed_byte_by_byte_is_one_character():
+    stream = TextStream()
+    assert [stream.push(bytes([byte])) for byte in "😀".encode()] == ["", "", "", "😀"]
+    assert stream.close() == ""
+
+
+def test_what_never_becomes_a_character_is_replaced():
+    stream = TextStream()
+    assert stream.push(b"a\xffb") == "a\ufffdb"
+    assert stream.push("😀".encode()[:2]) == ""
+    assert stream.close() == "\ufffd"
+    assert stream.push(b"c") == "c"
+
+
+@settings(max_examples=50)
+@given(st.text(max_size=50), st.integers(1, 5))
+def test_a_stream_gives_the_text_wherever_it_is_cut(text, size):
+    stream, data = TextStream(), text.encode()
+    parts = [stream.push(data[i : i + size]) for i in range(0, len(data), size)]
+    assert "".join(parts) + stream.close() == text
+
+
+def test_characters_are_bytes():
+    assert characters("é") == characters("é".encode()) == "\xc3\xa9"

@@ -1,0 +1,387 @@
+"""The config: what is refused, in which words, and what comes back as it went in."""
+
+import copy
+import json
+import pickle
+import re
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minigen.decoding.policy import Policy
+from minigen.errors import MinigenError, OptionError
+from minigen.training.config import Config, differences, parse_override
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+@pytest.fixture
+def load(tmp_path):
+    """Load a config from TOML text."""
+
+    def load(toml, overrides=None):
+        path = tmp_path / "my.toml"
+        path.write_text(toml, encoding="utf-8")
+        return Config.load(path, overrides)
+
+    return load
+
+
+@pytest.fixture
+def refusal(load):
+    """Load a config that must be refused; returns the message, which must be one line."""
+
+    def refusal(toml, overrides=None, error=MinigenError):
+        with pytest.raises(error) as caught:
+            load(toml, overrides)
+        assert type(caught.value) is error
+        message = str(caught.value)
+        assert "\n" not in message
+        return message
+
+    return refusal
+
+
+# ── Values ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_key_defaults_to_its_value_in_fables_toml(load):
+    assert load("") == Config.load("fables") == Config.load()
+    written = tomllib.loads((CONFIGS / "fables.toml").read_text())
+    for table, keys in written.items():
+        for key, value in keys.items():
+            default = getattr(getattr(Config.load(), table), key)
+            assert default == (tuple(value) if isinstance(value, list) else value)
+
+
+def test_every_key_has_a_comment_in_fables_toml():
+    text = (CONFIGS / "fables.toml").read_text()
+    for table, keys in Config.load().model_dump().items():
+        section = text.partition(f"[{table}]\n")[2].partition("\n[")[0]
+        for key in keys:
+            above, line = re.search(rf"(?m)(^.*\n)?(^(?:# )?{key} = .*)", section).groups()
+            assert above.startswith("# ") or re.search(r" # \w", line), key
+
+
+def test_the_options_behind_a_comment_sign_in_fables_toml_work(load):
+    switched_on, count = re.subn(r"(?m)^# (\w+ = )", r"\1", (CONFIGS / "fables.toml").read_text())
+    assert len(differences(load(switched_on), Config.load())) == count > 0
+
+
+@pytest.mark.parametrize("name", ["fables", "bigram", "names"])
+def test_a_shipped_config_loads_by_name_and_by_path(name):
+    assert Config.load(name) == Config.load(str(CONFIGS / f"{name}.toml"))
+
+
+def test_the_bigram_config_sees_one_byte():
+    config = Config.load("bigram")
+    assert (config.model.context_length, config.tokenizer.vocab_size) == (1, 257)
+
+
+def test_the_names_config_takes_lines_as_documents():
+    assert Config.load("names").corpus.documents == "line"
+
+
+def test_a_file_changes_only_what_it_lists_and_an_override_comes_last(load):
+    config = load("[training]\nsteps = 7\nbatch_size = 8", {"training.steps": 9})
+    assert differences(config, Config.load()) == [
+        ("training.steps", 9, Config.load().training.steps),
+        ("training.batch_size", 8, Config.load().training.batch_size),
+    ]
+
+
+def test_sampling_takes_every_option_of_a_policy(load):
+    config = load('[sampling]\ntop_k = 4\nsuppress_tokens = [3]\nlogit_bias = { "65" = 1.5 }')
+    temperature = Config.load().sampling.policy.temperature
+    assert config.sampling.policy == Policy(
+        temperature=temperature, top_k=4, suppress_tokens=(3,), logit_bias={65: 1.5}
+    )
+    assert {option.name for option in fields(Policy)} < set(type(config.sampling).model_fields)
+
+
+def test_a_config_is_frozen():
+    config = Config.load()
+    with pytest.raises(ValueError, match="frozen"):
+        config.training.steps = 3
+    with pytest.raises(ValueError, match="frozen"):
+        config.sampling.top_k = 3
+
+
+def test_a_config_can_be_copied_and_pickled():
+    config = Config.load()
+    assert copy.deepcopy(config) == pickle.loads(pickle.dumps(config)) == config
+
+
+# ── Faults ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("run.seed", "-1"),
+        ("run.seed", "1.0"),
+        ("run.seed", "0x" + 5000 * "f"),
+        ("corpus.text", '"book.txt"'),
+        ("corpus.text", "[]"),
+        ("corpus.text", '[""]'),
+        ("corpus.text", "[3]"),
+        ("corpus.documents", '"word"'),
+        ("corpus.validation_fraction", "1.0"),
+        ("corpus.validation_fraction", "-0.1"),
+        ("tokenizer.vocab_size", "256"),
+        ("model.context_length", "0"),
+        ("model.embedding_dim", "0"),
+        ("training.steps", '"5"'),
+        ("training.steps", "1.5"),
+        ("training.steps", "true"),
+        ("training.steps", "-1"),
+        ("training.steps", "1979-05-27"),
+        ("training.batch_size", "0"),
+        ("training.micro_batches", "0"),
+        ("optimizer.name", '"adam"'),
+        ("optimizer.learning_rate", "0"),
+        ("optimizer.learning_rate", "nan"),
+        ("optimizer.learning_rate", "inf"),
+        ("optimizer.learning_rate", "true"),
+        ("optimizer.learning_rate", '"0.1"'),
+        ("optimizer.betas", "[0.9]"),
+        ("optimizer.betas", "[0.9, 0.99, 0.999]"),
+        ("optimizer.betas", "[0.9, 1.0]"),
+        ("optimizer.betas", '[0.9, "x"]'),
+        ("optimizer.betas", "0.9"),
+        ("optimizer.momentum", "1"),
+        ("optimizer.weight_decay", "-1"),
+        ("optimizer.gradient_clip", "nan"),
+        ("optimizer.warmup_steps", "-1"),
+        ("optimizer.decay", '"exponential"'),
+        ("evaluation.every", "-1"),
+        ("sampling.every", "0.5"),
+        ("sampling.prompt", "3"),
+        ("sampling.max_new_tokens", "-1"),
+        ("sampling.temperature", "-1"),
+        ("sampling.temperature", "nan"),
+        ("sampling.top_k", "1.5"),
+        ("sampling.top_p", '"x"'),
+        ("sampling.suppress_tokens", "5"),
+        ("sampling.suppress_tokens", "[-1]"),
+        ("sampling.logit_bias", "[1]"),
+        ("sampling.logit_bias", "{ a = 1.0 }"),
+        ("checkpoint.every", "-1"),
+    ],
+)
+def test_a_value_outside_its_rule_is_refused_with_key_rule_and_value(refusal, key, value):
+    table, name = key.split(".")
+    message = refusal(f"[{table}]\n{name} = {value}")
+    assert re.search(rf"my\.toml: {key}:? .*must be .*\(got .+\)", message)
+
+
+def test_a_number_written_without_a_point_is_a_float_all_the_same(load):
+    assert load("[optimizer]\nlearning_rate = 1").optimizer.learning_rate == 1.0
+
+
+def test_an_unknown_key_names_the_nearest_known_one(refusal):
+    """Field report 28."""
+    assert "'training.step': the nearest known one is training.steps" in refusal(
+        "[training]\nstep = 3"
+    )
+    assert "'sampling.top_pp': the nearest known one is sampling.top_p" in refusal(
+        "[sampling]\ntop_pp = 3"
+    )
+
+
+def test_a_key_in_the_wrong_table_names_the_right_one(refusal):
+    assert "the nearest known one is optimizer.learning_rate" in refusal(
+        "[training]\nlearning_rate = 1"
+    )
+    assert "'steps': the nearest known one is training.steps" in refusal("steps = 3")
+
+
+def test_an_unknown_table_names_the_nearest_known_one(refusal):
+    assert "unknown table 'trainign': the nearest known one is [training]" in refusal("[trainign]")
+
+
+def test_a_table_that_is_none_is_refused(refusal):
+    assert "training must be a table of keys, as [training] (got 5)" in refusal("training = 5")
+
+
+def test_a_name_with_a_line_break_still_gives_one_line(refusal):
+    assert "unknown key" in refusal('[training]\n"a\\nb.c" = 1\n["x\\ny"]\n')
+
+
+def test_all_faults_of_a_config_stand_in_one_error(refusal):
+    message = refusal(
+        '[training]\nstep = 5\nsteps = "5"\nbatch_size = 0\n[optimizer]\nbetas = [2, 3]\n'
+        "[sampling]\ntop_k = -1\ntop_p = 7\n[modle]\n",
+        {"run.seed": -1},
+    )
+    assert re.findall(r"(\w+(?:\.\w+)?)'? (?:must be)|unknown \w+ '(.*?)'", message) == [
+        ("run.seed", ""),
+        ("training.steps", ""),
+        ("training.batch_size", ""),
+        ("", "training.step"),
+        ("optimizer.betas", ""),
+        ("sampling.top_k", ""),
+        ("sampling.top_p", ""),
+        ("", "modle"),
+    ]
+
+
+def test_shapes_whose_products_would_not_be_exact_are_refused(load, refusal):
+    load("[model]\ncontext_length = 2048\nembedding_dim = 1024")
+    message = refusal("[model]\ncontext_length = 2048\nembedding_dim = 1025")
+    assert "model.context_length * model.embedding_dim must be at most 2097152" in message
+    assert "(got 2048 * 1025)" in message
+
+
+def test_a_policy_for_tokens_that_do_not_exist_is_refused(refusal):
+    toml = "[tokenizer]\nvocab_size = 300\n[sampling]\n"
+    assert "must name token ids below tokenizer.vocab_size = 300 (got 300)" in refusal(
+        toml + "suppress_tokens = [299, 300]"
+    )
+    assert "sampling.logit_bias must name" in refusal(toml + 'logit_bias = { "300" = 1.0 }')
+
+
+def test_bad_toml_is_refused_with_file_and_line(refusal, tmp_path):
+    assert re.search(r"my\.toml is not TOML: .*line 2", refusal("[training]\nsteps = =\n"))
+    path = tmp_path / "latin.toml"
+    path.write_bytes(b"# a\n# caf\xe9\n")
+    with pytest.raises(MinigenError, match=r"latin\.toml, line 2: TOML must be UTF-8"):
+        Config.load(path)
+
+
+def test_nesting_without_end_is_refused(refusal):
+    refusal("[training]\nsteps = " + 100_000 * "[")
+
+
+def test_a_missing_file_is_an_error_of_what_was_read(tmp_path):
+    for path in (tmp_path / "none.toml", tmp_path):
+        with pytest.raises(MinigenError, match="cannot read config") as caught:
+            Config.load(f"{path}/" if path == tmp_path else str(path))
+        assert not isinstance(caught.value, OptionError)
+
+
+def test_an_unknown_name_lists_the_shipped_ones_nearest_first():
+    with pytest.raises(OptionError, match="'fabels': there are fables, "):
+        Config.load("fabels")
+    with pytest.raises(OptionError, match="'bigrams': there are bigram, "):
+        Config.load("bigrams")
+
+
+def test_a_fault_of_overrides_alone_is_wrong_usage(refusal):
+    assert refusal("", {"training.steps": "5"}, OptionError).startswith("training.steps must be")
+    refusal("", {"training.step": 5}, OptionError)
+    refusal("", {"steps": 5}, OptionError)
+    refusal("", {"training": 5}, OptionError)
+    refusal("", {"model.context_length": 2**20, "model.embedding_dim": 3}, OptionError)
+    refusal("", {"sampling.suppress_tokens": [10**6]}, OptionError)
+    refusal("[training]\nbatch_size = 0", {"training.steps": "5"}, MinigenError)
+
+
+def test_text_that_no_file_could_hold_is_refused(refusal):
+    refusal("", {"sampling.prompt": "\udcff"}, OptionError)
+    refusal("", {"corpus.text": ["\udcff"]}, OptionError)
+
+
+# ── Paths ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_paths_start_from_the_config_file_and_those_of_overrides_from_the_current_folder(
+    load, tmp_path, monkeypatch
+):
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    config = load('[corpus]\ntext = ["a.txt", "-", "../b", "/c"]')
+    assert config.corpus.text == (f"{tmp_path}/a.txt", "-", f"{tmp_path.parent}/b", "/c")
+    config = load('[corpus]\ntext = ["a.txt"]', {"corpus.text": ["d", "-"]})
+    assert config.corpus.text == (f"{here}/d", "-")
+
+
+# ── There and back ───────────────────────────────────────────────────────────────────────────────
+
+
+@given(
+    prompt=st.text(st.characters(exclude_categories=["Cs"])),
+    learning_rate=st.floats(min_value=5e-324, allow_infinity=False),
+    bias=st.dictionaries(st.integers(0, 511), st.floats(-1e6, 1e6)),
+    top_k=st.none() | st.integers(0, 10**6),
+)
+def test_a_config_written_as_toml_reads_back_the_same(
+    tmp_path_factory, prompt, learning_rate, bias, top_k
+):
+    config = Config.load().override(
+        {
+            "sampling.prompt": prompt,
+            "optimizer.learning_rate": learning_rate,
+            "sampling.logit_bias": bias,
+            "sampling.top_k": top_k,
+            "corpus.text": ["/a b", "-"],
+        }
+    )
+    path = tmp_path_factory.getbasetemp() / "round-trip.toml"
+    path.write_bytes(config.to_toml().encode())
+    assert Config.load(path) == config
+    assert Config.load(path).to_toml() == config.to_toml()
+
+
+def test_a_checkpoint_gets_a_config_without_paths_that_json_keeps(load):
+    config = load('[corpus]\ntext = ["secret.txt"]\n[sampling]\nlogit_bias = {"9" = 1, "10" = 2}')
+    tables = json.loads(json.dumps(config.portable()))
+    assert "secret" not in str(tables)
+    back = Config.from_dict(tables)
+    assert [key for key, _, _ in differences(config, back)] == ["corpus.text"]
+    assert back.corpus.text == "external"
+    assert Config.load().portable()["corpus"]["text"] == "fables"
+
+
+def test_a_checkpoint_whose_config_lacks_a_key_is_refused():
+    tables = Config.load().portable()
+    del tables["training"]["steps"], tables["optimizer"]
+    with pytest.raises(MinigenError, match=r"^x: training.steps is missing; optimizer is missing$"):
+        Config.from_dict(tables, "x")
+
+
+def test_a_changed_config_is_checked_like_any_other():
+    config = Config.load()
+    assert config.override({"training.steps": 3}).training.steps == 3
+    with pytest.raises(OptionError, match=r"^training.steps must be"):
+        config.override({"training.steps": -3})
+
+
+# ── KEY=VALUE ────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("500", 500),
+        ("1e-3", 1e-3),
+        ("true", True),
+        ('"a b"', "a b"),
+        ("Once upon", "Once upon"),
+        ("a=b", "a=b"),
+        ("", ""),
+        ("[0.9, 0.99]", [0.9, 0.99]),
+        ('{"65" = 1.5}', {"65": 1.5}),
+        ("1\nrun.seed = 3", "1\nrun.seed = 3"),
+        (100_000 * "[", 100_000 * "["),
+    ],
+)
+def test_the_value_of_a_setting_is_read_as_toml_else_as_a_string(text, value):
+    assert parse_override(f"training.steps={text}") == ("training.steps", value)
+
+
+@pytest.mark.parametrize("text", ["training.steps", "=3", " =3", ""])
+def test_a_setting_without_key_or_equals_sign_is_wrong_usage(text):
+    with pytest.raises(OptionError, match="a setting must be KEY=VALUE"):
+        parse_override(text)
+
+
+def test_a_byte_order_mark_before_toml_is_no_fault(tmp_path):
+    path = tmp_path / "marked.toml"
+    path.write_text("[training]\nsteps = 3\n", encoding="utf-8-sig")
+    assert Config.load(path).training.steps == 3

@@ -1,0 +1,286 @@
+"""The sweep: what is asked for, runs as if started alone, going on, and the table."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from minigen import Config, cli
+from minigen.training.sweep import parse_axes, parse_seeds, plan, split_values, table
+from minigen.training.workers import Workers
+from tests.conftest import TINY, TINY_SETTINGS, Result
+from tests.training.test_workers import REPOSITORY, errors, files, mpiexec, needs_mpi
+
+Command = Callable[..., Result]
+RATES = ["--set", "optimizer.learning_rate=0.003,0.01"]
+RATE, SEEDS = "optimizer.learning_rate", ["--seeds", "0:2"]
+NAMES = {f"{RATE}={rate},seed={seed}" for rate in ("0.003", "0.01") for seed in (0, 1)}
+BASE = Config.load("fables", TINY)
+
+
+class Here(Executor):
+    """Run each task in this process, at once."""
+
+    def submit(self, task, /, *arguments):
+        future = Future()
+        future.set_running_or_notify_cancel()
+        try:
+            future.set_result(task(*arguments))
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Spare a test that is not about processes the time that they take to start."""
+
+    @contextmanager
+    def pool(_workers, _tasks):
+        yield Here()
+
+    monkeypatch.setattr(Workers, "pool", pool)
+
+
+def folders(path: str) -> dict[str, dict[str, bytes]]:
+    return {run.name: files(run) for run in Path(path).iterdir()}
+
+
+# ---- What is asked for
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("0.003", ["0.003"]),
+        ("0.003,0.01, 0.03", ["0.003", "0.01", "0.03"]),
+        ("adamw,sgd", ["adamw", "sgd"]),
+        ("[0.9,0.99]", ["[0.9,0.99]"]),
+        ("[0.9,0.99],[0.8, 0.9]", ["[0.9,0.99]", "[0.8, 0.9]"]),
+        ('"Once, there",\'a, "b"\'', ['"Once, there"', "'a, \"b\"'"]),
+        ('{"65" = 1.5, "66" = 2},{}', ['{"65" = 1.5, "66" = 2}', "{}"]),
+        ('"a \\", b",c', ['"a \\", b"', "c"]),
+        ("Don't,[no", ["Don't", "[no"]),
+        ("", [""]),
+        (",", ["", ""]),
+    ],
+)
+def test_values_are_split_at_commas_outside_brackets_and_quotes(text, values):
+    assert split_values(text) == values
+
+
+def test_values_are_toml_and_remember_how_they_were_written():
+    assert parse_axes(["optimizer.betas=[0.9,0.99],[0.8,0.9]", "optimizer.name=sgd"]) == {
+        "optimizer.betas": {"[0.9,0.99]": [0.9, 0.99], "[0.8,0.9]": [0.8, 0.9]},
+        "optimizer.name": {"sgd": "sgd"},
+    }
+
+
+@pytest.mark.parametrize(("text", "seeds"), [("0:5", [0, 1, 2, 3, 4]), ("7", [7]), ("7:8", [7])])
+def test_seeds_are_a_range_without_its_end(text, seeds):
+    assert list(parse_seeds(text)) == seeds
+
+
+def test_each_combination_of_values_meets_each_seed():
+    runs = plan(BASE, parse_axes([f"{RATE}=0.003,0.01", "training.steps=2"]), range(2))
+    assert runs.keys() == NAMES  # what does not vary is not in the name
+    assert {config.training.steps for config in runs.values()} == {2}
+    assert {(config.optimizer.learning_rate, config.run.seed) for config in runs.values()} == {
+        (rate, seed) for rate in (0.003, 0.01) for seed in (0, 1)
+    }
+
+
+def test_names_of_folders_are_short_distinct_and_hold_no_slash():
+    texts = ["a/b", "a?b", "x" * 300, "x" * 299 + "y"]
+    runs = plan(BASE, {"sampling.prompt": {text: text for text in texts}}, range(1))
+    assert len(runs) == 4
+    assert all(len(name.encode()) < 200 and "/" not in name for name in runs)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rule"),
+    [
+        (["--seeds", "5:0"], "--seeds must be START:STOP"),
+        (["--seeds", "0:"], "--seeds must be START:STOP"),
+        (["--seeds", "-1"], "--seeds must be START:STOP"),
+        (["--seeds", "0,1"], "--seeds must be START:STOP"),
+        (["--seeds", "٣"], "--seeds must be START:STOP"),
+        (["--seeds", "0:99999"], "at most 10000 runs (got 99999)"),
+        (["--set", f"{RATE}=0.1,,0.2"], "a value before and after each comma"),
+        (["--set", f"{RATE}=0.1,"], "a value before and after each comma"),
+        (["--set", f"{RATE}=0.1,0.10"], f"{RATE} must have each value once"),
+        (["--set", f"{RATE}=0.1,x"], f"{RATE} must be a finite number above 0 (got 'x')"),
+        (["--set", "optimizer.betas=[0.9,0.99"], "optimizer.betas must be two numbers"),
+        (["--set", "optimizer.rate=1,2"], "unknown key 'optimizer.rate'"),
+        (["--set", RATE], "a setting must be KEY=VALUE"),
+        (["--set", f"{RATE}=1", "--set", f"{RATE}=2"], f"{RATE} must be set once"),
+        (["--set", "run.seed=1,2"], "seeds are set with --seeds"),
+        (["--text", "-"], "each run of a sweep reads its text"),
+        (["--resume", "--seeds", "0:2"], "--resume takes all of it from the folder"),
+    ],
+)
+def test_what_is_malformed_is_refused_before_anything_is_made(minigen: Command, arguments, rule):
+    config = [] if "--resume" in arguments else ["fables"]
+    result = minigen("sweep", *config, *arguments, "--out", "out")
+    assert (result.status, result.out) == (2, "")
+    assert rule in result.err
+    assert result.err.rstrip().count("\n") == 0
+    assert list(Path().iterdir()) == []
+
+
+def test_a_folder_that_is_taken_is_refused(minigen: Command):
+    Path("out").mkdir()
+    Path("out/other").touch()
+    result = minigen("sweep", "fables", *TINY_SETTINGS, "--out", "out")
+    assert result.status == 1
+    assert [path.name for path in Path("out").iterdir()] == ["other"]
+
+
+def test_what_holds_no_sweep_cannot_be_resumed(minigen: Command):
+    result = minigen("sweep", "--resume", "--out", "out")
+    assert result.status == 1
+    assert result.err == "Error: out holds no sweep to resume: sweep without --resume\n"
+
+
+# ---- What comes of it
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> dict[str, dict[str, bytes]]:
+    """Return the files of each run as `minigen train` writes them."""
+    path = tmp_path_factory.mktemp("alone")
+    for name in NAMES:
+        rate, seed = (part.split("=")[1] for part in name.split(","))
+        changes = ["--set", f"{RATE}={rate}", "--set", f"run.seed={seed}"]
+        out = ["--out", str(path / name)]
+        assert cli.run(["train", "fables", *TINY_SETTINGS, *changes, *out]) == 0
+    return folders(str(path))
+
+
+def test_processes_train_what_train_trains(minigen: Command, alone):
+    result = minigen("sweep", "fables", *TINY_SETTINGS, *RATES, *SEEDS, "--out", "out")
+    assert result.status == 0
+    assert folders("out") == alone
+    lines = result.out.splitlines()
+    assert lines[0].split() == [RATE, "seeds", "loss", "validation", "loss"]
+    assert [line.split()[:2] for line in lines[1:]] == [["0.003", "2"], ["0.01", "2"]]
+
+
+@needs_mpi
+def test_workers_of_mpiexec_train_what_train_trains(tmp_path, alone):
+    arguments = ["sweep", "fables", *TINY_SETTINGS, *RATES, *SEEDS, "--out", "out"]
+    done = mpiexec(3, "-m", "minigen", *arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert folders(str(tmp_path / "out")) == alone
+    assert len(done.stdout.splitlines()) == 3
+
+
+@needs_mpi
+def test_a_malformed_value_is_told_once_under_mpiexec(tmp_path):
+    done = mpiexec(2, "-m", "minigen", "sweep", "--seeds", "x", cwd=tmp_path)
+    assert (done.returncode, len(errors(done))) == (2, 1)
+
+
+def test_resume_skips_what_is_done_and_goes_on_with_what_was_cut(minigen: Command, here, alone):
+    settings = [*TINY_SETTINGS, *RATES, *SEEDS]
+    assert minigen("sweep", "fables", *settings, "--out", "out").status == 0
+    done, cut, begun, untouched = sorted(Path("out").iterdir())
+    (cut / "step-000006.safetensors").unlink()
+    with open(cut / "metrics.jsonl", "ab") as log:
+        log.write(b'{"step": 7, "lo')
+    for folder in (begun, untouched):
+        for path in folder.iterdir():
+            if path.name != "config.toml" and (folder is untouched or "000000" not in path.name):
+                path.unlink()
+    before = (done / "step-000006.safetensors").stat().st_mtime_ns
+    result = minigen("sweep", "--resume", "--out", "out")
+    assert result.status == 0
+    assert folders("out") == alone
+    assert (done / "step-000006.safetensors").stat().st_mtime_ns == before
+    again = minigen("sweep", "--resume", "--out", "out")
+    assert again.err == "nothing left to do: all 4 runs are done\n"
+    assert again.out == result.out
+
+
+def test_a_run_that_fails_does_not_end_the_others(minigen: Command, here):
+    settings = [*TINY_SETTINGS, "--set", f"{RATE}=1e300,0.01"]
+    result = minigen("sweep", "fables", *settings, "--out", "out")
+    assert result.status == 1
+    [error] = [line for line in result.err.splitlines() if line.startswith("Error: ")]
+    assert error.startswith(f"Error: {RATE}=1e300,seed=0: training diverged at step ")
+    assert [line.split()[:3] for line in result.out.splitlines()[1:]][1] == ["1e+300", "0", "-"]
+
+
+def test_one_bar_shows_the_steps_of_all_runs(minigen: Command, here):
+    settings = [*TINY_SETTINGS, *RATES]
+    result = minigen("sweep", "fables", *settings, "--out", "out", "--progress")
+    assert "12/12" in result.err
+    assert "2 of 2 runs" in result.err
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no choice of cores here")
+@pytest.mark.parametrize(
+    "interruption",
+    [
+        "os.kill(os.getppid(), signal.SIGTERM)",
+        "os.killpg(os.getpgid(os.getppid()), signal.SIGINT)",  # what Ctrl-C does in a terminal
+    ],
+)
+def test_an_interruption_saves_every_run_once_and_says_how_to_go_on(tmp_path, interruption):
+    code = (
+        "import os, signal, time\n"
+        "from minigen.cli import run\n"
+        "from minigen.training.folder import RunFolder\n"
+        "steps = RunFolder.steps\n"
+        "def interrupted(folder):\n"
+        "    for record in steps(folder):\n"
+        f"        if record.step == 3: {interruption}\n"
+        "        workers = folder.run.workers\n"
+        "        while record.step == 3 and not workers.asked_to_stop: time.sleep(0.01)\n"
+        "        yield record\n"
+        "RunFolder.steps = interrupted\n"
+        "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"  # so one run at a time
+        "if __name__ == '__main__': raise SystemExit(run())\n"
+    )
+    (tmp_path / "job.py").write_text(code)
+    arguments = ["sweep", "fables", *TINY_SETTINGS, "--seeds", "0:3", "--out", "out"]
+    done = subprocess.run(
+        [sys.executable, "job.py", *arguments],
+        start_new_session=True,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
+    assert done.stderr.endswith("interrupted; to go on: minigen sweep --resume --out out\n")
+    assert done.returncode == 130
+    saved = {path.name for path in (tmp_path / "out/seed=0").glob("step-*")}
+    assert saved == {"step-000000.safetensors", "step-000003.safetensors"}
+    assert not list((tmp_path / "out").glob("seed=[12]/step-*"))  # no other run was begun
+
+
+# ---- The table
+
+
+def test_the_table_gives_mean_and_standard_deviation_of_what_came_to_its_end(tmp_path):
+    runs = {}
+    for rate in (0.1, 0.02):
+        for seed, loss in enumerate((1.0, 2.0, 4.0)):
+            folder = tmp_path / f"{rate}-{seed}"
+            folder.mkdir()
+            lines = '{"loss": 9.0}\n{"step": 6, "loss": %s}\n{"cut' % (loss * 10 * rate)
+            (folder / "metrics.jsonl").write_text(lines)
+            if (rate, seed) != (0.1, 2):
+                (folder / "step-000006.safetensors").touch()
+            runs[folder] = BASE.override({RATE: rate, "run.seed": seed})
+    assert table(runs) == [
+        [RATE, "seeds", "loss", "validation loss"],
+        ["0.02", "3", "0.4667 ± 0.3055", "-"],  # the smaller value first
+        ["0.1", "2", "1.5000 ± 0.7071", "-"],
+    ]

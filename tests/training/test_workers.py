@@ -1,0 +1,290 @@
+"""Workers: any number of processes gives the same bits, and a fault of one is told once."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minigen import Config, Run, cli
+from minigen.errors import MinigenError
+from minigen.training import checkpoint
+from minigen.training.workers import Workers, from_mpiexec, join
+from tests.conftest import TINY, TINY_SETTINGS
+
+MPIEXEC = shutil.which(
+    "mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+)
+REPOSITORY = Path(__file__).parents[2]
+
+needs_mpi = pytest.mark.skipif(
+    MPIEXEC is None, reason="no mpiexec here: there is no wheel of the extra mpi for this platform"
+)
+
+
+def mpiexec(
+    count: int, *arguments: str, cwd: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run `python ARGUMENT…` in so many processes."""
+    assert MPIEXEC
+    return subprocess.run(
+        [MPIEXEC, "-n", str(count), sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        stdin=subprocess.DEVNULL,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUTF8": "1", **environment},
+    )
+
+
+def job(count: int, *arguments: str, cwd: Path | None = None) -> Any:
+    """Run a job of workers_job.py and return what its first worker printed."""
+    done = mpiexec(count, "-m", "tests.training.workers_job", *arguments, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Return a run folder's files, without the wall-clock figures."""
+    return {
+        path.name: path.read_bytes() for path in folder.iterdir() if path.name != "timing.jsonl"
+    }
+
+
+def errors(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """Return the lines that minigen itself, and not mpiexec, printed as errors."""
+    return [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
+
+
+# ---- One process
+
+
+def test_one_process_is_the_trivial_case():
+    alone = join()
+    assert (alone.rank, alone.size) == (0, 1)
+    assert alone.share(np.arange(5)).tolist() == [0, 1, 2, 3, 4]
+    assert alone.each(lambda: 3) == alone.from_first(lambda: 3) == alone.total(lambda: 3, 9) == 3
+    alone.agree("colour", "red")
+    assert join(alone) is alone
+
+
+def test_train_imports_no_mpi(tmp_path):
+    code = (
+        "import sys; from minigen.cli import run; run(sys.argv[1:]); "
+        "print([name for name in sys.modules if name.startswith('mpi4py')])"
+    )
+    command = [sys.executable, "-c", code, "train", *TINY_SETTINGS, "--out", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.fixture(
+    params=["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"]
+)
+def variable(request, monkeypatch):
+    for name in list(os.environ):
+        if name.endswith(("_SIZE", "_NUM_TASKS")):
+            monkeypatch.delenv(name)
+    return request.param
+
+
+def test_a_single_process_of_mpiexec_trains_alone(variable, monkeypatch):
+    monkeypatch.setenv(variable, "1")
+    assert type(from_mpiexec()) is Workers
+
+
+def test_several_processes_without_mpi4py_are_told_to_install_it(variable, monkeypatch):
+    monkeypatch.setenv(variable, "4")
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(MinigenError, match=r"^4 processes .*pip install 'minigen\[mpi\]'.*$"):
+        from_mpiexec()
+
+
+@needs_mpi
+def test_processes_that_another_mpiexec_started_do_not_train_side_by_side(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PMI")}
+    done = subprocess.run(
+        [sys.executable, "-m", "minigen", "train", *TINY_SETTINGS, "--out", "run"],
+        env=environment | {"OMPI_COMM_WORLD_SIZE": "2", "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert (done.returncode, list(tmp_path.iterdir())) == (1, [])
+    assert done.stderr.startswith("Error: 2 processes were started, but MPI connects 1: use the ")
+    assert done.stderr.count("\n") == 1
+
+
+# ---- The same bits
+
+TEXT = "The fox ran after the hen. " * 20
+CHANGES: list[dict[str, object]] = [
+    {},
+    {"training.micro_batches": 3, "run.seed": 1},
+    {"training.batch_size": 3, "optimizer.name": "sgd"},  # fewer predictions than workers
+    {"training.batch_size": 1, "training.micro_batches": 2, "training.steps": 3},
+]
+
+
+@pytest.fixture(scope="module")
+def expected():
+    results = []
+    for change in CHANGES:
+        run = Run(Config.load("fables", TINY | change), text=TEXT)
+        records = run.train()
+        texts = [record.sample.text for record in records if record.sample]
+        positions = {name: stream.position for name, stream in run.streams.items()}
+        lines = [record.metrics() for record in records]
+        results.append([lines, texts, run.fingerprint, positions])
+    return results
+
+
+@needs_mpi
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_any_number_of_workers_gives_the_same_losses_texts_and_weights(count, expected):
+    results = job(count, "runs", TEXT, *map(json.dumps, CHANGES))
+    assert len(results) in (len(CHANGES), 2 * len(CHANGES))  # numpy, and numba where it is
+    for start in range(0, len(results), len(CHANGES)):
+        assert results[start : start + len(CHANGES)] == expected
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    """Return what three workers exchanged, by the name of the exchange."""
+    return job(3, "exchanges", cwd=tmp_path_factory.mktemp("three"))
+
+
+@needs_mpi
+def test_statistics_add_up_exactly_at_their_bounds(three):
+    rows, dT, loss, count, step_size = three["total"]
+    assert rows == [0, 1, 2]
+    assert dT == [[2.0**51] * 3, [2.0**50] * 3, [2.0**50] * 3]
+    assert (loss, count, step_size) == (3 * 2**62 + 1 + 5, 4, 8)  # no float64, nor an int64
+
+
+@needs_mpi
+def test_the_first_worker_reads_and_the_first_of_a_machine_goes_ahead(three):
+    found, done = three["turns"]
+    assert found == [False, True, True]
+    assert done == [0, 0, 0]
+
+
+# ---- Faults
+
+
+@needs_mpi
+def test_what_goes_wrong_with_one_worker_is_told_to_all(three):
+    told = three["errors"]
+    assert all(len(set(texts)) == 1 for texts in told)
+    one, all_of_them, third, first, colour, text, config = (texts[0] for texts in told)
+    assert one == "worker 1 of 3: it broke"
+    assert all_of_them == "it broke"
+    assert third == "worker 2 of 3: it broke"
+    assert first == "it broke"
+    assert colour == (
+        "all workers must have the same colour, and worker 2 of 3 has another than worker 0 "
+        "(1, not 0)"
+    )
+    assert text.startswith(
+        "all workers must have the same text (by its SHA-256), and worker 2 of 3"
+    )
+    assert config.startswith(
+        "all workers must have the same [run] in their config, and worker 1 of"
+    )
+
+
+class Folders:
+    """Commands under mpiexec in a folder that the first worker alone sees."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __call__(
+        self, count: int, trouble: str, *arguments: str
+    ) -> subprocess.CompletedProcess[str]:
+        code = ["-m", "tests.training.workers_job", "command", trouble, *arguments]
+        return mpiexec(count, *code, "--out", "run", cwd=self.path)
+
+    @property
+    def run(self) -> Path:
+        return self.path / "run"
+
+
+@pytest.fixture
+def command(tmp_path):
+    return Folders(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Return the files of a run that one process trained from end to end."""
+    path = tmp_path_factory.mktemp("whole") / "run"
+    assert cli.run(["train", "fables", *TINY_SETTINGS, "--out", str(path)]) == 0
+    return files(path)
+
+
+@needs_mpi
+def test_one_worker_writes_the_files_that_one_process_writes_and_speaks_for_all(command, whole):
+    done = command(3, "quiet0", "train", "fables", *TINY_SETTINGS)
+    assert done.returncode == 0
+    assert files(command.run) == whole
+    assert list((command.path / "elsewhere").iterdir()) == []  # the others need no folder
+    assert done.stdout.splitlines()[0] == "trained 6 steps: run/step-000006.safetensors"
+    assert len(done.stdout.splitlines()) == 2
+    assert done.stderr.count("step 6: validation loss") == 1
+
+
+@needs_mpi
+def test_a_worker_that_dies_ends_the_run_and_any_number_goes_on(command, whole):
+    done = command(2, "killed1", "train", "fables", *TINY_SETTINGS)
+    assert done.returncode != 0
+    assert "Killed" in done.stdout  # mpiexec says so
+    latest = checkpoint.locate(command.run)
+    assert checkpoint.load(latest).step == 4
+    done = command(3, "quiet0", "train", "--resume")
+    assert done.returncode == 0, done.stderr
+    assert files(command.run) == whole
+
+
+@needs_mpi
+def test_an_interruption_of_one_worker_stops_all_after_the_same_step_and_saves_once(
+    command, whole, monkeypatch
+):
+    done = command(2, "asked1", "train", "fables", *TINY_SETTINGS)
+    assert done.returncode == 130
+    assert done.stderr.count("interrupted at step 5, saved run/step-000005.safetensors") == 1
+    monkeypatch.chdir(command.path)
+    assert cli.run(["train", "--resume", "--out", "run"]) == 0  # alone
+    extra = files(command.run).keys() - whole.keys()
+    assert extra == {"step-000005.safetensors"}
+    assert {name: data for name, data in files(command.run).items() if name in whole} == whole
+
+
+@needs_mpi
+def test_a_worker_that_fails_alone_says_so_and_ends_the_others(command):
+    done = command(2, "failed1", "train", "fables", *TINY_SETTINGS)
+    assert done.returncode != 0
+    assert errors(done) == ["Error: worker 1 of 2: no memory left"]
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["--set", "optimizer.learning_rate=1e300"], 1, "training diverged at step "),
+        (["--set", "training.batch_size=0"], 2, "training.batch_size must be "),
+        (["--text", "-"], 2, "standard input reaches the first worker alone"),
+        (["--resume"], 2, "--resume takes the config from the folder"),
+    ],
+)
+def test_an_error_of_all_is_told_once(command, arguments, status, message):
+    done = command(2, "quiet0", "train", "fables", *TINY_SETTINGS, *arguments)
+    assert done.returncode == status
+    assert len(errors(done)) == 1
+    assert errors(done)[0].startswith(f"Error: {message}")
