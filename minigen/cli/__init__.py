@@ -6,6 +6,7 @@ that was read is wrong, 2 wrong usage, 130 interrupted.
 
 import importlib
 import os
+import pkgutil
 import signal
 import sys
 from types import FrameType
@@ -15,34 +16,18 @@ import click
 
 from minigen.errors import MinigenError, OptionError
 
-_COMMANDS = {  # command → the module of this folder that holds it
-    "demo": "training",
-    "train": "training",
-    "generate": "generating",
-    "score": "scoring",
-    "evaluate": "scoring",
-    "next": "deciding",
-    "head": "deciding",
-    "prove": "proving",
-    "verify": "proving",
-    "info": "info",
-    "report": "report",
-    "sweep": "sweep",
-}
-
 
 class _Commands(click.Group):
-    """The commands, each imported when it is asked for, so that --help stays instant."""
+    """The commands of this folder: whichever module says ``@cli.command()`` adds one."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
+        for module in pkgutil.iter_modules(__path__):
+            importlib.import_module(f"{__name__}.{module.name}")
+        return super().list_commands(ctx)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
-            return None
-        module = importlib.import_module(f"minigen.cli.{_COMMANDS[cmd_name]}")
-        command: click.Command = getattr(module, cmd_name.replace("next", "next_"))
-        return command
+        self.list_commands(ctx)
+        return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; where the reader of stdout has seen enough, end quietly."""

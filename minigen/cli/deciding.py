@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from minigen.cli import cli
 from minigen.cli.generating import build_policy, policy_options
 from minigen.cli.options import (
     count_option,
@@ -19,7 +20,7 @@ from minigen.cli.options import (
 from minigen.errors import OptionError
 
 
-@click.command("next")
+@cli.command("next")
 @model_argument
 @prompt_argument
 @count_option("--top", 10, "How many to show.")
@@ -111,7 +112,7 @@ def parse_logits(text: str) -> list[float]:
     return logits
 
 
-@click.command()
+@cli.command()
 @click.option("--logits", required=True, metavar="LIST", help='As "0, ln2, ln3".')
 @click.option("--target", type=int, metavar="I", help="0-based index of the token that came.")
 @json_option

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from minigen.cli import cli
 from minigen.cli.options import (
     count_option,
     json_option,
@@ -184,7 +185,7 @@ def _json_line(continuation: "Continuation", sample: int, seed: int | None) -> d
     return line
 
 
-@click.command()
+@cli.command()
 @model_argument
 @prompt_argument
 @count_option("--max-new-tokens", 200, "End after so many tokens.")

@@ -4,10 +4,11 @@ from typing import Any
 
 import click
 
+from minigen.cli import cli
 from minigen.cli.options import json_option, model_argument, print_json
 
 
-@click.command()
+@cli.command()
 @model_argument
 @json_option
 def info(model: str, as_json: bool) -> None:

@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 import click
 
+from minigen.cli import cli
 from minigen.cli.options import (
     config_argument,
     json_option,
@@ -21,7 +22,7 @@ from minigen.cli.training import reading_progress
 from minigen.errors import MinigenError
 
 
-@click.command()
+@cli.command()
 @config_argument
 @text_option
 @set_option
@@ -78,7 +79,7 @@ def _row(name: str, verdict: str, text: str) -> None:
         click.echo(f"{'':40s}{line}")
 
 
-@click.command()
+@cli.command()
 @model_argument
 @text_option
 @progress_option

@@ -2,8 +2,10 @@
 
 import click
 
+from minigen.cli import cli
 
-@click.command()
+
+@cli.command()
 @click.argument("run")
 @click.option("--out", metavar="FILE", help="Where to write.  [default: report.html in RUN]")
 def report(run: str, out: str | None) -> None:

@@ -4,6 +4,7 @@ from dataclasses import asdict
 
 import click
 
+from minigen.cli import cli
 from minigen.cli.options import (
     argument_bytes,
     json_option,
@@ -17,7 +18,7 @@ from minigen.cli.options import (
 from minigen.errors import MinigenError
 
 
-@click.command()
+@cli.command()
 @model_argument
 @click.argument("text", required=False, callback=argument_bytes)
 @click.option("--file", "path", metavar="PATH", help="Score a file's bytes instead of TEXT.")
@@ -54,7 +55,7 @@ def score(model: str, text: bytes | None, path: str | None, as_json: bool) -> No
     click.echo(f"bits per byte  {result.bits_per_byte:.6f} over {result.bytes} bytes")
 
 
-@click.command()
+@cli.command()
 @model_argument
 @text_option
 @json_option

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from minigen.cli import cli
 from minigen.cli.options import (
     config_argument,
     note,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 _GLANCE = 0.5  # seconds between two looks at how far the runs have come
 
 
-@click.command()
+@cli.command()
 @config_argument
 @text_option
 @set_option

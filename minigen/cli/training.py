@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from minigen.cli import cli
 from minigen.cli.options import (
     config_argument,
     note,
@@ -134,7 +135,7 @@ def _train(folder: "RunFolder", progress: bool | None) -> bool:
     return follow(folder.steps(), run, progress, _show)
 
 
-@click.command()
+@cli.command()
 @config_argument
 @text_option
 @set_option
@@ -226,7 +227,7 @@ def _free_folder() -> Path:
     return path
 
 
-@click.command()
+@cli.command()
 @click.option("--out", metavar="DIR", help="Run folder, new or empty.  [default: runs/demo]")
 @click.option("--report", is_flag=True, help="Write report.html into the folder at the end.")
 @set_option

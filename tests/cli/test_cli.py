@@ -44,6 +44,19 @@ def test_help_lists_every_command_and_imports_no_library_of_training() -> None:
     assert not any(f"'{name}'" in out for name in ("numpy", "scipy", "numba", "pydantic"))
 
 
+def test_a_command_is_registered_once_where_it_is_written(
+    minigen: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "saluting.py").write_text(
+        "from minigen.cli import cli\n\n\n"
+        '@cli.command()\ndef salute():\n    """Say hello."""\n    print(\'hello\')\n'
+    )
+    monkeypatch.setattr(cli, "__path__", [*cli.__path__, str(tmp_path)])
+    monkeypatch.setattr(cli.cli, "commands", dict(cli.cli.commands))
+    assert "  salute    Say hello.\n" in minigen("--help").out
+    assert minigen("salute").out == "hello\n"
+
+
 def test_no_command_shows_the_help(minigen: Command) -> None:
     result = minigen()
     assert (result.status, result.err) == (0, "")
