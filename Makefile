@@ -26,8 +26,9 @@ test-browser: .venv/installed-browser
 screenshot: .venv/installed-browser
 	$(BIN)/python docs/screenshot.py
 
-# Every command's output in README.md and docs/, written again.
+# The default config, and every command's output in README.md and docs/, written again.
 docs: .venv/installed-dev
+	$(BIN)/minigen config > configs/fables.toml
 	$(BIN)/python -m tests.test_documents
 
 check: .venv/installed-dev

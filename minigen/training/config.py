@@ -1,216 +1,26 @@
-"""A config says everything that decides a run: typed TOML tables, laid over `fables.toml`."""
+"""A config says everything that decides a run: TOML tables, laid over the keys' defaults."""
 
 import difflib
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Any, Self
 
 import tomli_w
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    create_model,
-    field_validator,
-    model_validator,
-)
+from pydantic import ValidationError
 
-from minigen.decoding.policy import Policy
 from minigen.errors import MinigenError, OptionError
+from minigen.training.keys import KEYS, TABLES, Tables, shown
 
-# Exact products keep 16 bits or more of each operand while no sum has more terms than this.
-MOST_TERMS = 2**21
-
-Tables = dict[str, Any]  # table name → its keys and values, as TOML gives them
-POLICY_OPTIONS = tuple(option.name for option in fields(Policy))
+Values = dict[str, Any]  # table name → its keys and values, as TOML gives them
 
 
-def _unicode(text: str) -> str:
-    text.encode()  # fails for bytes that hide in a str as surrogates: no TOML file can hold them
-    return text
-
-
-# A description completes the sentence "KEY must be …": it is the text of every error of that key.
-Count = Annotated[
-    int, Field(ge=0, lt=2**63, description="an integer of at least 0 (and below 2**63, as in TOML)")
-]
-Size = Annotated[int, Field(ge=1, le=MOST_TERMS, description=f"an integer from 1 to {MOST_TERMS}")]
-Share = Annotated[float, Field(ge=0, lt=1, description="a number from 0 to below 1")]
-Amount = Annotated[float, Field(ge=0, description="a finite number of at least 0")]
-Pair = Annotated[
-    tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]],
-    Field(strict=False, description="two numbers from 0 to below 1, as [0.9, 0.99]"),
-]
-Text = Annotated[str, AfterValidator(_unicode), Field(description="a string of Unicode")]
-Paths = Annotated[
-    tuple[Annotated[Text, Field(min_length=1)], ...], Field(strict=False, min_length=1)
-]
-
-
-class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class RunTable(_Table):
-    """`[run]`: what names the streams."""
-
-    seed: Count
-
-
-class CorpusTable(_Table):
-    """`[corpus]`: the text, what a document of it is, and how much is held out."""
-
-    text: Annotated[
-        Literal["fables", "external"] | Paths,
-        Field(description='"fables" or a list of Unicode paths, as ["book.txt"]'),
-    ]
-    documents: Annotated[
-        Literal["file", "paragraph", "line"],
-        Field(description='"file", "paragraph" or "line"'),
-    ]
-    validation_fraction: Share
-
-
-class TokenizerTable(_Table):
-    """`[tokenizer]`: the number of distinct tokens."""
-
-    vocab_size: Annotated[
-        int,
-        Field(
-            ge=257,
-            le=MOST_TERMS,
-            description=f"an integer from 257 (bytes and <|endoftext|>) to {MOST_TERMS}",
-        ),
-    ]
-
-
-class ModelTable(_Table):
-    """`[model]`: the shapes K and D."""
-
-    context_length: Size
-    embedding_dim: Size
-
-    @model_validator(mode="after")
-    def _products_stay_exact(self) -> Self:
-        if self.context_length * self.embedding_dim > MOST_TERMS:
-            raise ValueError(
-                f"model.context_length * model.embedding_dim must be at most {MOST_TERMS}, so that "
-                f"sums stay exact (got {self.context_length} * {self.embedding_dim})"
-            )
-        return self
-
-
-class TrainingTable(_Table):
-    """`[training]`: how many steps, of how many predictions each."""
-
-    steps: Count
-    batch_size: Size
-    micro_batches: Size
-
-
-class OptimizerTable(_Table):
-    """`[optimizer]`: how a gradient becomes an update."""
-
-    name: Annotated[Literal["adamw", "sgd"], Field(description='"adamw" or "sgd"')]
-    learning_rate: Annotated[float, Field(gt=0, description="a finite number above 0")]
-    betas: Pair
-    momentum: Share
-    weight_decay: Amount
-    gradient_clip: Amount
-    warmup_steps: Count
-    decay: Annotated[
-        Literal["constant", "linear", "cosine"],
-        Field(description='"constant", "linear" or "cosine"'),
-    ]
-
-
-class EvaluationTable(_Table):
-    """`[evaluation]`: when the validation loss is measured."""
-
-    every: Count
-
-
-class _SamplingTable(_Table):
-    """`[sampling]`: when text is sampled, from what prompt, and every option of a `Policy`."""
-
-    every: Count
-    prompt: Text
-    max_new_tokens: Size
-
-    @field_validator("*")
-    @classmethod
-    def _policy_accepts(cls, value: Any, info: ValidationInfo) -> Any:
-        name = str(info.field_name)
-        if name not in POLICY_OPTIONS:
-            return value
-        if name == "logit_bias" and isinstance(value, Mapping):  # keys of TOML and JSON are strings
-            value = {int(k) if str(k).isdecimal() else k: bias for k, bias in value.items()}
-        try:
-            return getattr(Policy(**{name: value}), name)
-        except OptionError as error:
-            start = "sampling." if str(error).startswith(name) else f"sampling.{name}: "
-            raise ValueError(f"{start}{error}") from None
-        except (AttributeError, TypeError):
-            kind = "list of token ids" if name == "suppress_tokens" else 'table, as {"65" = 1.5}'
-            raise ValueError(f"sampling.{name} must be a {kind} (got {_shown(value)})") from None
-
-    @property
-    def policy(self) -> Policy:
-        """The `Policy` that these options describe."""
-        return Policy(**{name: getattr(self, name) for name in POLICY_OPTIONS})
-
-
-if TYPE_CHECKING:
-    SamplingTable = _SamplingTable
-else:  # the list of options has one home, the Policy
-    SamplingTable = create_model(
-        "SamplingTable",
-        __base__=_SamplingTable,
-        **{name: (Any, getattr(Policy(), name)) for name in POLICY_OPTIONS},
-    )
-
-
-class CheckpointTable(_Table):
-    """`[checkpoint]`: when the run is saved."""
-
-    every: Count
-
-
-class Config(_Table):
+class Config(Tables):
     """Everything that decides a run, checked and frozen; `config.training.steps` and so on.
 
-    The keys and their meaning are in `configs/fables.toml`, which also holds every default.
+    The keys are those of `training.keys`; `minigen config` shows them.
     """
-
-    run: RunTable
-    corpus: CorpusTable
-    tokenizer: TokenizerTable
-    model: ModelTable
-    training: TrainingTable
-    optimizer: OptimizerTable
-    evaluation: EvaluationTable
-    sampling: SamplingTable
-    checkpoint: CheckpointTable
-
-    @model_validator(mode="after")
-    def _tokens_exist(self) -> Self:
-        policy, size = self.sampling.policy, self.tokenizer.vocab_size
-        for option, ids in (
-            ("suppress_tokens", policy.suppress_tokens),
-            ("logit_bias", policy.logit_bias),
-        ):
-            if missing := [i for i in ids if i >= size]:
-                raise ValueError(
-                    f"sampling.{option} must name token ids below tokenizer.vocab_size = {size} "
-                    f"(got {missing[0]})"
-                )
-        return self
 
     @classmethod
     def load(
@@ -225,7 +35,7 @@ class Config(_Table):
         for a file that cannot be read or breaks a rule; all faults stand in one message.
         """
         path = _find(name_or_path)
-        tables = _read(_shipped()["fables"])
+        tables = defaults()
         for name, table in _read(path).items():
             if isinstance(table, dict):
                 table = _absolute(name, table, path.parent)
@@ -235,7 +45,7 @@ class Config(_Table):
         return cls._build(tables, overrides or {}, source=str(path))
 
     @classmethod
-    def from_dict(cls, tables: Tables, source: str = "config") -> Self:
+    def from_dict(cls, tables: Values, source: str = "config") -> Self:
         """Check the whole config that a checkpoint holds; `source` opens the error message."""
         return cls._build(tables, {}, source)
 
@@ -244,7 +54,7 @@ class Config(_Table):
         return self._build(self.model_dump(), overrides, source="config")
 
     @classmethod
-    def _build(cls, tables: Tables, overrides: Mapping[str, object], source: str) -> Self:
+    def _build(cls, tables: Values, overrides: Mapping[str, object], source: str) -> Self:
         tables = dict(tables)
         for dotted, value in overrides.items():
             name, dot, key = dotted.partition(".")
@@ -257,13 +67,13 @@ class Config(_Table):
         try:
             return cls.model_validate(tables)
         except ValidationError as error:
-            faults = _faults(error, tables)
+            faults = dict(_fault(fault, tables) for fault in error.errors())
         text = "; ".join(faults.values())
         if all(_concerns(key, overrides) for key in faults):
             raise OptionError(text)
         raise MinigenError(f"{source}: {text}")
 
-    def portable(self) -> Tables:
+    def portable(self) -> Values:
         """Return the config as JSON-able tables without a path: what a checkpoint holds.
 
         A corpus other than the embedded one is `"external"`.
@@ -281,6 +91,15 @@ class Config(_Table):
                 for name, table in self.model_dump(mode="json").items()
             }
         )
+
+
+def defaults() -> Values:
+    """Return the tables of a config that lists nothing."""
+    tables: Values = {}
+    for dotted, key in KEYS.items():
+        table, _, name = dotted.partition(".")
+        tables.setdefault(table, {})[name] = key.default
+    return tables
 
 
 def differences(a: Config, b: Config) -> list[tuple[str, Any, Any]]:
@@ -335,7 +154,7 @@ def _find(name_or_path: str | Path) -> Path:
     return shipped[name]
 
 
-def _read(path: Path) -> Tables:
+def _read(path: Path) -> Values:
     try:
         data = path.read_bytes()
         return tomllib.loads(data.decode("utf-8-sig"))
@@ -348,7 +167,7 @@ def _read(path: Path) -> Tables:
         raise MinigenError(f"{path} is not TOML: {error}") from None
 
 
-def _absolute(name: str, table: Tables, folder: Path) -> Tables:
+def _absolute(name: str, table: Values, folder: Path) -> Values:
     text = table.get("text") if name == "corpus" else None
     if not isinstance(text, list | tuple):
         return table
@@ -359,45 +178,39 @@ def _absolute(name: str, table: Tables, folder: Path) -> Tables:
     return {**table, "text": paths}
 
 
-def _faults(error: ValidationError, tables: Tables) -> dict[str, str]:
-    """Turn pydantic's errors into one sentence a key: the rule, the value, the cure."""
-    faults = {}
-    for fault in error.errors():
-        place = [str(part) for part in fault["loc"]]
-        dotted = ".".join(place[:2])
-        if fault["type"] == "extra_forbidden":
-            sentence = _unknown(dotted, tables)
-        elif fault["type"] == "missing" and len(place) <= 2:
-            sentence = f"{dotted} is missing"
-        elif len(place) < 2 and fault["type"] != "value_error":
-            value = _shown(tables[dotted])
-            sentence = f"{dotted} must be a table of keys, as [{dotted}] (got {value})"
-        elif len(place) >= 2 and (rule := _tables()[place[0]].model_fields[place[1]].description):
-            value = _shown(tables[place[0]][place[1]])
-            sentence = f"{dotted} must be {rule} (got {value})"
-        else:  # a rule of several keys or of Policy, which brings its own sentence
-            sentence = str(fault["ctx"]["error"])
-        faults[dotted] = sentence
-    return faults
+def _fault(fault: Any, tables: Values) -> tuple[str, str]:
+    """Turn an error of pydantic's into a key and one sentence: the rule, the value, the cure."""
+    place = [str(part) for part in fault["loc"]]
+    dotted = ".".join(place[:2])
+    if fault["type"] == "extra_forbidden":
+        return dotted, _unknown(dotted, tables)
+    if fault["type"] == "missing" and len(place) <= 2:
+        return dotted, f"{dotted} is missing"
+    if len(place) >= 2 and (rule := KEYS[dotted].rule):
+        return dotted, f"{dotted} must be {rule} (got {shown(tables[place[0]][place[1]])})"
+    if fault["type"] == "value_error":  # of several keys or of Policy, which say it themselves
+        return dotted, str(fault["ctx"]["error"])
+    return dotted, f"{dotted} must be a table of keys, as [{dotted}] (got {shown(tables[dotted])})"
 
 
-def _unknown(dotted: str, tables: Tables) -> str:
+def _unknown(dotted: str, tables: Values) -> str:
     name, _, key = dotted.partition(".")
     if not key and isinstance(tables[name], dict):
-        nearest = max(_tables(), key=lambda table: _likeness(name, table))
+        nearest = max(TABLES, key=lambda table: _likeness(name, table))
         return f"unknown table {name!r}: the nearest known one is [{nearest}]"
-    _, nearest = max(
-        # A key of the same table counts as a little more alike.
-        (_likeness(key or name, known) + 0.25 * (table == name), f"{table}.{known}")
-        for table, model in _tables().items()
-        for known in model.model_fields
-    )
+    return unknown_key(dotted)
+
+
+def unknown_key(dotted: str) -> str:
+    """Say that there is no such key, or table, and which is the most like it."""
+    table, _, name = dotted.rpartition(".")
+
+    def likeness(known: str) -> float:
+        known_table, _, known_name = known.rpartition(".")
+        return _likeness(name, known_name) + 0.25 * (known_table == table)
+
+    nearest = max([*KEYS, *TABLES], key=likeness)
     return f"unknown key {dotted!r}: the nearest known one is {nearest}"
-
-
-def _tables() -> dict[str, type[BaseModel]]:
-    annotations = {name: field.annotation for name, field in Config.model_fields.items()}
-    return {name: table for name, table in annotations.items() if isinstance(table, type)}
 
 
 def _likeness(word: str, known: str) -> float:
@@ -407,11 +220,3 @@ def _likeness(word: str, known: str) -> float:
 def _concerns(key: str, overrides: Mapping[str, object]) -> bool:
     """Whether the fault of a key, a table or (empty) the whole lies in the overrides."""
     return any(o == key or o.startswith(f"{key}." if key else "") for o in overrides)
-
-
-def _shown(value: object) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # Python shows no integer of more than 4300 digits
-        text = "a number too long to show"
-    return text if len(text) <= 80 else text[:77] + "..."

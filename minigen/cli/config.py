@@ -1,0 +1,86 @@
+"""`config` prints the keys of a config: the file `configs/fables.toml` is what it prints."""
+
+import json
+import textwrap
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from minigen.cli import cli
+from minigen.cli.options import json_option, print_json
+from minigen.errors import OptionError
+
+if TYPE_CHECKING:
+    from minigen.training.keys import Key
+
+_INTRODUCTION = """\
+The default config, and the default of every key: another config file, or --set TABLE.KEY=VALUE, \
+lists only what it changes. The keys of {free} leave the fingerprint as it is; every other key \
+decides it. A key behind a # is off; those of [sampling] are options of `minigen generate`, in the \
+order in which they apply. (`minigen config` prints this file.)"""
+
+
+@cli.command()
+@click.argument("key", required=False)
+@json_option
+def config(key: str | None, as_json: bool) -> None:
+    """Show every config key, or KEY or the keys of a table: comment and default.
+
+    All of them together are the default config, as a file to start from.
+
+    \b
+    Example:
+      minigen config optimizer.decay
+    """
+    from minigen.training.config import unknown_key
+    from minigen.training.keys import KEYS
+
+    chosen = {
+        name: entry for name, entry in KEYS.items() if key in (None, name, name.partition(".")[0])
+    }
+    if not chosen:
+        raise OptionError(unknown_key(str(key)))
+    if as_json:
+        print_json({name: asdict(entry) for name, entry in chosen.items()})
+        return
+    if key is None:
+        click.echo(_comment(_INTRODUCTION.format(free=_free(KEYS))))
+    previous = None
+    for name, entry in chosen.items():
+        table, _, short = name.partition(".")
+        if table != previous:
+            click.echo(("" if key else "\n") + f"[{table}]")
+        previous = table
+        click.echo(_comment(entry.comment))
+        click.echo(_line(short, entry))
+
+
+def _comment(text: str) -> str:
+    return textwrap.fill(text, 100, initial_indent="# ", subsequent_indent="# ")
+
+
+def _line(name: str, key: "Key") -> str:
+    rule = f" # {key.rule}" if key.rule else ""
+    if key.example is None:
+        return f"{name} = {_toml(key.default)}{rule}"
+    return f"# {name} = {_toml(key.example)}{rule}"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{_toml(name)} = {_toml(v)}" for name, v in value.items()) + " }"
+    return json.dumps(value)
+
+
+def _free(keys: dict[str, "Key"]) -> str:
+    """Say which keys do not decide the weights: whole tables, and single keys of others."""
+    tables: dict[str, list[str]] = {}
+    for name, key in keys.items():
+        tables.setdefault(name.partition(".")[0], []).append("" if key.decides_weights else name)
+    free = [
+        part
+        for table, names in tables.items()
+        for part in ([f"[{table}]"] if all(names) else filter(None, names))
+    ]
+    return ", ".join(free[:-1]) + f" and {free[-1]}"

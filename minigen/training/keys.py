@@ -1,0 +1,321 @@
+"""Every key of a config is one entry: type, range, default, comment, and whether it decides bits.
+
+From the entries follow `configs/fables.toml` and `minigen config` (which writes it), the errors of
+`training.config`, and what may change while a run goes on.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_origin
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    create_model,
+    field_validator,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
+
+from minigen.decoding.policy import Policy
+from minigen.errors import OptionError
+
+# Exact products keep 16 bits or more of each operand while no sum has more terms than this.
+MOST_TERMS = 2**21
+
+POLICY_OPTIONS = tuple(option.name for option in fields(Policy))
+
+
+class Rule(str):
+    """What completes the sentence "KEY must be …": the text of every error of that key."""
+
+
+def _unicode(text: str) -> str:
+    text.encode()  # fails for bytes that hide in a str as surrogates: no TOML file can hold them
+    return text
+
+
+Count = Annotated[int, Field(ge=0, lt=2**63), Rule("an integer from 0 to below 2**63")]
+Size = Annotated[int, Field(ge=1, le=MOST_TERMS), Rule(f"an integer from 1 to {MOST_TERMS}")]
+VocabSize = Annotated[
+    int, Field(ge=257, le=MOST_TERMS), Rule(f"an integer from 257 to {MOST_TERMS}")
+]
+Share = Annotated[float, Field(ge=0, lt=1), Rule("a number from 0 to below 1")]
+Amount = Annotated[float, Field(ge=0), Rule("a finite number of at least 0")]
+Positive = Annotated[float, Field(gt=0), Rule("a finite number above 0")]
+Pair = Annotated[
+    tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]],
+    Field(strict=False),
+    Rule("two numbers from 0 to below 1, as [0.9, 0.99]"),
+]
+Text = Annotated[str, AfterValidator(_unicode), Rule("a string of Unicode")]
+Paths = Annotated[
+    tuple[Annotated[Text, Field(min_length=1)], ...], Field(strict=False, min_length=1)
+]
+Source = Annotated[
+    Literal["fables", "external"] | Paths,
+    Rule('"fables" or a list of Unicode paths, as ["book.txt"]'),
+]
+
+
+def key(default: Any, comment: str, *, decides_weights: bool = True) -> Any:
+    """Return the entry of a key, beside its type.
+
+    ``default`` is the one of a config that is written, not of one that a checkpoint holds.
+    """
+    extra = {"default": default, "decides_weights": decides_weights, "example": None}
+    return Field(description=comment, json_schema_extra=extra)
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class RunTable(_Table):
+    """`[run]`: what names the streams."""
+
+    seed: Count = key(0, "Names the streams of random words: init, optimizer, inference.")
+
+
+class CorpusTable(_Table):
+    """`[corpus]`: the text, what a document of it is, and how much is held out."""
+
+    text: Source = key(
+        "fables",
+        'The text: "fables" is inside the package; paths of files and folders start from this '
+        'file\'s folder, and "-" is standard input.',
+    )
+    documents: Literal["file", "paragraph", "line"] = key(
+        "paragraph",
+        "What one document is, since no context reaches across two; paragraphs have blank lines "
+        "between them.",
+    )
+    validation_fraction: Share = key(
+        0.1,
+        "The share of the tokens, at the text's end, that is measured and never trained on.",
+    )
+
+
+class TokenizerTable(_Table):
+    """`[tokenizer]`: the number of distinct tokens."""
+
+    vocab_size: VocabSize = key(
+        1024,
+        "Number of distinct tokens, V, at most: 256 bytes, <|endoftext|>, and merges learned from "
+        "the training part while it has pairs. 257 means bytes only.",
+    )
+
+
+class ModelTable(_Table):
+    """`[model]`: the shapes K and D."""
+
+    context_length: Size = key(4, "How many tokens back the model sees, K.")
+    embedding_dim: Size = key(
+        20,
+        "Numbers that stand for one token, D; context_length * embedding_dim may be at most "
+        f"{MOST_TERMS}.",
+    )
+
+    @model_validator(mode="after")
+    def _products_stay_exact(self) -> Self:
+        if self.context_length * self.embedding_dim > MOST_TERMS:
+            raise ValueError(
+                f"model.context_length * model.embedding_dim must be at most {MOST_TERMS}, so that "
+                f"sums stay exact (got {self.context_length} * {self.embedding_dim})"
+            )
+        return self
+
+
+class TrainingTable(_Table):
+    """`[training]`: how many steps, of how many predictions each."""
+
+    steps: Count = key(1500, "Updates of the parameters.")
+    batch_size: Size = key(256, "Predictions per step, N.")
+    micro_batches: Size = key(
+        1,
+        "Parts in which a step's batch is worked through, to save memory.",
+        decides_weights=False,
+    )
+
+
+class OptimizerTable(_Table):
+    """`[optimizer]`: how a gradient becomes an update."""
+
+    name: Literal["adamw", "sgd"] = key("adamw", 'The update rule; "sgd" has momentum.')
+    learning_rate: Positive = key(0.007, "The peak, reached after the warm-up.")
+    betas: Pair = key(
+        [0.9, 0.99], "AdamW's decay rates for the averages of the gradient and of its square."
+    )
+    momentum: Share = key(0.9, "SGD's share of the last update kept in the next.")
+    weight_decay: Amount = key(
+        0.1, "How much of each weight is taken off per step, times the learning rate; 0 is off."
+    )
+    gradient_clip: Amount = key(
+        1.0,
+        "The longest gradient (its norm over all parameters) that is used as it is; 0 is off.",
+    )
+    warmup_steps: Count = key(50, "Steps over which the learning rate rises linearly to its peak.")
+    decay: Literal["constant", "linear", "cosine"] = key(
+        "cosine",
+        "How the learning rate falls from there to the last step.",
+    )
+
+
+class EvaluationTable(_Table):
+    """`[evaluation]`: when the validation loss is measured."""
+
+    every: Count = key(
+        250, "Steps between measurements of the validation loss; 0 is never.", decides_weights=False
+    )
+
+
+class _SamplingTable(_Table):
+    """`[sampling]`: when text is sampled, from what prompt, and how each token is chosen."""
+
+    every: Count = key(250, "Steps between samples of text; 0 is never.", decides_weights=False)
+    prompt: Text = key("Once", "What each sample continues.", decides_weights=False)
+    max_new_tokens: Size = key(100, "How long it may become, in tokens.", decides_weights=False)
+
+    @field_validator("*")
+    @classmethod
+    def _policy_accepts(cls, value: Any, info: ValidationInfo) -> Any:
+        name = str(info.field_name)
+        if name not in POLICY_OPTIONS:
+            return value
+        if name == "logit_bias" and isinstance(value, Mapping):  # keys of TOML and JSON are strings
+            value = {int(k) if str(k).isdecimal() else k: bias for k, bias in value.items()}
+        try:
+            return getattr(Policy(**{name: value}), name)
+        except OptionError as error:
+            start = "sampling." if str(error).startswith(name) else f"sampling.{name}: "
+            raise ValueError(f"{start}{error}") from None
+        except (AttributeError, TypeError):
+            kind = "list of token ids" if name == "suppress_tokens" else 'table, as {"65" = 1.5}'
+            raise ValueError(f"sampling.{name} must be a {kind} (got {shown(value)})") from None
+
+    @property
+    def policy(self) -> Policy:
+        """The `Policy` that these options describe."""
+        return Policy(**{name: getattr(self, name) for name in POLICY_OPTIONS})
+
+
+# Option → an example of it switched on, and what it does then; in the order of the Policy's fields.
+_POLICY_COMMENTS: dict[str, tuple[Any, str]] = {
+    "logit_bias": ({"65": 1.5}, "What is added to the logit of a token id."),
+    "repetition_penalty": (
+        1.1,
+        "Logits of tokens that occurred are divided by it (below 0: times it).",
+    ),
+    "frequency_penalty": (0.1, "Taken off a logit for each time that its token occurred."),
+    "presence_penalty": (0.1, "Taken off a logit once if its token occurred."),
+    "no_repeat_ngram_size": (8, "No run of so many tokens comes twice."),
+    "suppress_tokens": ([0], "Ids that are never chosen."),
+    "min_new_tokens": (1, "No end of text before so many tokens."),
+    "temperature": (None, "Below 1 the likely becomes likelier; 0 is greedy."),
+    "top_k": (40, "Only so many of the likeliest tokens."),
+    "top_p": (0.95, "Only the likeliest tokens that make up this share."),
+    "min_p": (0.05, "Only tokens at least so many times as likely as the best."),
+    "typical_p": (0.95, "Only the most typical share: tokens of about average surprise."),
+    "epsilon_cutoff": (0.0003, "Only tokens of at least this probability."),
+    "eta_cutoff": (0.0003, "The same, with a lower bar where many tokens are likely."),
+}
+
+
+def _option(name: str) -> tuple[Any, Any]:
+    """Return type and entry of a policy's option; a checkpoint without it means the neutral one."""
+    neutral = getattr(Policy(), name)
+    example, comment = _POLICY_COMMENTS[name]
+    extra: dict[str, Any] = {"default": 0.5 if name == "temperature" else neutral}
+    extra |= {"decides_weights": False, "example": example}
+    return Any, Field(neutral, description=comment, json_schema_extra=extra)
+
+
+if TYPE_CHECKING:
+    SamplingTable = _SamplingTable
+else:  # the list of options has one home, the Policy
+    SamplingTable = create_model(
+        "SamplingTable",
+        __base__=_SamplingTable,
+        **{name: _option(name) for name in POLICY_OPTIONS},
+    )
+
+
+class CheckpointTable(_Table):
+    """`[checkpoint]`: when the run is saved."""
+
+    every: Count = key(
+        500,
+        "Steps between checkpoints; the start and the last step are always kept, with 0 they "
+        "alone.",
+        decides_weights=False,
+    )
+
+
+class Tables(_Table):
+    """All tables of a config, and the rules that concern several of them."""
+
+    run: RunTable
+    corpus: CorpusTable
+    tokenizer: TokenizerTable
+    model: ModelTable
+    training: TrainingTable
+    optimizer: OptimizerTable
+    evaluation: EvaluationTable
+    sampling: SamplingTable
+    checkpoint: CheckpointTable
+
+    @model_validator(mode="after")
+    def _tokens_exist(self) -> Self:
+        policy, size = self.sampling.policy, self.tokenizer.vocab_size
+        for option, ids in (
+            ("suppress_tokens", policy.suppress_tokens),
+            ("logit_bias", policy.logit_bias),
+        ):
+            if missing := [i for i in ids if i >= size]:
+                raise ValueError(
+                    f"sampling.{option} must name token ids below tokenizer.vocab_size = {size} "
+                    f"(got {missing[0]})"
+                )
+        return self
+
+
+@dataclass(frozen=True)
+class Key:
+    """What an entry says: the default is that of a config file which does not list the key.
+
+    `rule` completes "KEY must be …", and is empty where a Policy brings its own sentence; where the
+    default is "off", `example` is a value that switches it on.
+    """
+
+    default: Any
+    comment: str
+    rule: str
+    decides_weights: bool
+    example: Any
+
+
+def _rule(field: FieldInfo) -> str:
+    if get_origin(field.annotation) is Literal:
+        *others, last = (f'"{name}"' for name in get_args(field.annotation))
+        return f"{', '.join(others)} or {last}"
+    return next((part for part in field.metadata if isinstance(part, Rule)), "")
+
+
+TABLES: dict[str, Any] = {name: field.annotation for name, field in Tables.model_fields.items()}
+KEYS = {  # dotted name → entry
+    f"{table}.{name}": Key(comment=field.description, rule=_rule(field), **field.json_schema_extra)
+    for table, model in TABLES.items()
+    for name, field in model.model_fields.items()
+}
+
+
+def shown(value: object) -> str:
+    """Return a value for an error message: in one line, never endless."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python shows no integer of more than 4300 digits
+        text = "a number too long to show"
+    return text if len(text) <= 80 else text[:77] + "..."
