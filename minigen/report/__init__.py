@@ -25,8 +25,10 @@ from minigen.report.facts import (
     gather,
     occurring,
     token_label,
+    twin_policy,
 )
 from minigen.report.projection import principal_coordinates
+from minigen.report.trainable import trainable
 from minigen.text.corpus import Tokens
 from minigen.text.tokenizer import BYTE_VOCABULARY, END_OF_TEXT
 from minigen.training import checkpoint
@@ -38,7 +40,6 @@ MOST_WEIGHT_BYTES = 8_000_000
 _MOST_POINTS = 1500  # of a chart's line
 _MOST_SAMPLES = 500
 _MOST_TOKENS = 2000  # of the embedding: those learned first
-_TWIN_OPTIONS = ("temperature", "top_k", "top_p", "min_p")
 
 
 def require() -> None:
@@ -108,7 +109,7 @@ def _data(facts: Facts) -> dict[str, Any]:
         "batchSize": facts.config.training.batch_size,
         "seed": str(facts.config.run.seed),
         "prompt": facts.config.sampling.prompt,
-        "policy": _twin_policy(facts),
+        "policy": twin_policy(facts.config),
         "missing": dict(facts.missing),
         "labels": [token_label(tokenizer, token) for token in range(V)] if has_twin else [],
         "merges": tokenizer.state()["merges"] if has_twin else [],
@@ -120,6 +121,7 @@ def _data(facts: Facts) -> dict[str, Any]:
         "streams": _streams(facts),
         "embedding": _embedding(facts),
         "reproduce": _reproduce(facts),
+        "training": trainable(facts),
     }
 
 
@@ -127,20 +129,6 @@ def _weights(facts: Facts) -> str:
     tensors = (facts.saved.tensors[name] for name in checkpoint.PARAMETERS)
     data = b"".join(np.ascontiguousarray(tensor, dtype="<f8").tobytes() for tensor in tensors)
     return base64.b64encode(data).decode()
-
-
-def _twin_policy(facts: Facts) -> dict[str, float] | None:
-    """Return the policy of the run's samples as the twin takes it; None where it cannot."""
-    policy = facts.config.sampling.policy
-    neutral = type(policy)(**{name: getattr(policy, name) for name in _TWIN_OPTIONS})
-    if policy != neutral:
-        return None
-    return {
-        "temperature": policy.temperature,
-        "top_k": policy.top_k or 0,
-        "top_p": 1.0 if policy.top_p is None else policy.top_p,
-        "min_p": policy.min_p or 0.0,
-    }
 
 
 def _thinned(metrics: list[Line]) -> list[Line]:
@@ -203,7 +191,7 @@ def _repeatable_sample(facts: Facts) -> dict[str, Any] | None:
     step = facts.saved.step
     samples = [sample for sample in facts.samples if sample["step"] == step]
     before = [line for line in facts.metrics if line["step"] == step - 1]
-    if not samples or _twin_policy(facts) is None or not (before or step == 1):
+    if not samples or twin_policy(facts.config) is None or not (before or step == 1):
         return None
     return {
         "position": before[-1]["inference_position"] if before else 0,

@@ -39,6 +39,7 @@ class Facts:
     samples: list[Line]
     corpus: Corpus | None
     missing: Mapping[str, str]
+    folder: Path | None
 
 
 def gather(path: Path) -> Facts:
@@ -53,7 +54,7 @@ def gather(path: Path) -> Facts:
         missing["metrics"] = "A checkpoint alone does not record the loss of each step."
         missing["samples"] = "A checkpoint alone does not record the samples of its run."
     else:
-        metrics = _checked(folder / METRICS, {"step": int, "loss": float, **_POSITIONS})
+        metrics = _checked(folder / METRICS, _METRICS)
         samples = _checked(
             folder / SAMPLES, {"step": int, "prompt": str, "text": str, "token_ids": list}
         )
@@ -67,10 +68,17 @@ def gather(path: Path) -> Facts:
     except MinigenError as error:
         missing["corpus"] = str(error)
     fingerprint = checkpoint.fingerprint(saved.tensors)
-    return Facts(saved, config, tokenizer, fingerprint, metrics, samples, text, missing)
+    return Facts(saved, config, tokenizer, fingerprint, metrics, samples, text, missing, folder)
 
 
-_POSITIONS = {"optimizer_position": int, "inference_position": int}
+_METRICS = {
+    "step": int,
+    "loss": float,
+    "loss_bits": str,
+    "learning_rate": float,
+    "optimizer_position": int,
+    "inference_position": int,
+}
 
 
 def _checked(path: Path, kinds: dict[str, type]) -> list[Line]:
@@ -84,6 +92,8 @@ def _checked(path: Path, kinds: dict[str, type]) -> list[Line]:
                 faults.append(key)
         if type(known.get("validation_loss", 0.0)) is not float:
             faults.append("validation_loss")
+        if "loss_bits" in kinds and not faults and known["loss_bits"] != known["loss"].hex():
+            faults.append("loss_bits")
         if faults:
             raise MinigenError(
                 f"{path}, line {number}: {faults[0]} is missing or of the wrong kind; "
@@ -137,6 +147,23 @@ def occurring(tokens: Tokens, vocab_size: int) -> list[int]:
     for start in range(0, len(tokens.array), _BLOCK):
         occurs[tokens.array[start : start + _BLOCK]] = True
     return [int(token) for token in np.flatnonzero(occurs)]
+
+
+TWIN_OPTIONS = ("temperature", "top_k", "top_p", "min_p")
+
+
+def twin_policy(config: Config) -> dict[str, float] | None:
+    """Return the policy of a run's samples as the twin takes it; None where it cannot."""
+    policy = config.sampling.policy
+    neutral = type(policy)(**{name: getattr(policy, name) for name in TWIN_OPTIONS})
+    if policy != neutral:
+        return None
+    return {
+        "temperature": policy.temperature,
+        "top_k": policy.top_k or 0,
+        "top_p": 1.0 if policy.top_p is None else policy.top_p,
+        "min_p": policy.min_p or 0.0,
+    }
 
 
 def token_label(tokenizer: ByteTokenizer, token: int) -> str:

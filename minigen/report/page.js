@@ -51,9 +51,9 @@
       check("unknown", "The weights of this run are too large to travel in a page, so its twin was left out.");
       return;
     }
-    const bytes = Uint8Array.from(atob(data.weights), (character) => character.charCodeAt(0));
-    model = new twin.Model(bytes, data.shape);
-    const fingerprint = model.fingerprint();
+    const weights = twin.floatsOf(twin.fromBase64(data.weights));
+    model = new twin.Model(weights, data.shape);
+    const fingerprint = twin.fingerprint(weights, data.shape);
     if (fingerprint === data.fingerprint) {
       check("right", `SHA-256 of the weights in this page, computed here, is the run’s fingerprint ${fingerprint.slice(0, 16)}…`);
     } else {
@@ -72,7 +72,8 @@
       return;
     }
     const ids = tokenizer.encode(sample.prompt);
-    const tokens = twin.generate(model, tokenizer, ids, data.policy, data.seed, sample.length, sample.position);
+    const stream = new twin.Stream(data.seed, "inference");
+    const tokens = twin.generate(model, tokenizer, ids, data.policy, stream, sample.length, sample.position);
     const again = Array.from(tokens, (token) => token.id);
     const isEqual = again.length === sample.ids.length && again.every((id, i) => id === sample.ids[i]);
     if (isEqual) {
@@ -140,7 +141,8 @@
     }
     $("next-error").hidden = true;
     const ids = tokenizer.encode($("prompt").value);
-    tokens = Array.from(twin.generate(model, tokenizer, ids, asked.policy, asked.seed, asked.length));
+    const stream = new twin.Stream(asked.seed, "inference");
+    tokens = Array.from(twin.generate(model, tokenizer, ids, asked.policy, stream, asked.length));
     const pieces = tokens.map(({ id, text }, i) => {
       const shown = id === END_OF_TEXT ? "<|endoftext|>" : text;
       const piece = element("b", id === END_OF_TEXT ? "end" : "", shown, { "data-id": id });

@@ -3,10 +3,7 @@
 import base64
 import hashlib
 import itertools
-import json
 import random
-import shutil
-import subprocess
 from functools import cache
 from pathlib import Path
 
@@ -20,22 +17,11 @@ from minigen.exact.streams import Stream
 from minigen.model.model import Model
 from minigen.text.tokenizer import ByteTokenizer, TextStream
 from minigen.training.checkpoint import PARAMETERS, fingerprint
+from tests.report.asking import ask, needs_node
 
-NODE = shutil.which("node")
-DRIVER = Path(__file__).parent / "twin_driver.js"
 FABLES = Path(__file__).parents[2] / "minigen" / "corpora" / "fables.txt"
 
-pytestmark = pytest.mark.skipif(NODE is None, reason="Node.js (node) is not installed")
-
-
-def ask(kind, **question):
-    assert NODE
-    questions = json.dumps([{"kind": kind, **question}])
-    done = subprocess.run(
-        [NODE, str(DRIVER)], input=questions.encode(), capture_output=True, check=False
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    return json.loads(done.stdout)[0]
+pytestmark = needs_node
 
 
 @cache

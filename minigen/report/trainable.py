@@ -1,0 +1,101 @@
+"""What a page needs to train its run again: the tokens of the text, settings, and what came out."""
+
+import base64
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from minigen.errors import MinigenError
+from minigen.report.facts import Facts, twin_policy
+from minigen.training import checkpoint
+
+MOST_TOKEN_BYTES = 2_000_000
+"""Above this the text's token ids do not travel in the page, and it cannot train."""
+
+MOST_STATE_BYTES = 6_000_000
+"""So much of checkpoints, with their moments, travels in the page to train on from."""
+
+_MOMENTS = {"adamw": ("m", "v"), "sgd": ("m",)}  # in the order in which the twin takes them
+_PLAIN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+_DEFAULT_SAMPLES = 6  # of a run that took none, for the mistake to have something to show
+
+
+def trainable(facts: Facts) -> dict[str, Any]:
+    """Return what ``twin.Run`` takes, or ``missing``: why there is none."""
+    config, saved = facts.config, facts.saved
+    if facts.corpus is None:
+        return {"missing": f"{facts.missing['corpus']} So there is nothing to train on here."}
+    tokens = facts.corpus.training
+    width = 2 if facts.tokenizer.vocab_size <= 1 << 16 else 4
+    if len(tokens.array) * width > MOST_TOKEN_BYTES:
+        return {
+            "missing": f"The text to train on is {len(tokens.array):,} tokens. Above "
+            f"{MOST_TOKEN_BYTES // width:,} of them it does not travel in the page, "
+            "which can then not train."
+        }
+    V, D = saved.tensors["E"].shape
+    lines = facts.metrics[: saved.step]
+    if [line["step"] for line in lines] != list(range(1, saved.step + 1)):
+        lines = []  # a log with holes is none to compare with
+    fingerprints = {line["step"]: line["fingerprint"] for line in lines if "fingerprint" in line}
+    fingerprints[saved.step] = facts.fingerprint
+    return {
+        "seed": str(config.run.seed),
+        "shape": [V, config.model.context_length, D],
+        "batch_size": config.training.batch_size,
+        "steps": config.training.steps,
+        "step": saved.step,
+        "optimizer": config.optimizer.model_dump(),
+        "tokens": _base64(tokens.array, f"<u{width}"),
+        "token_bytes": width,
+        "losses": _base64([float.fromhex(line["loss_bits"]) for line in lines]) if lines else None,
+        "learning_rates": _base64([line["learning_rate"] for line in lines]) if lines else None,
+        "fingerprints": sorted(fingerprints.items()),
+        "checkpoints": _checkpoints(facts),
+        "sampling": _sampling(facts),
+    }
+
+
+def _base64(numbers: Any, dtype: str = "<f8") -> str:
+    return base64.b64encode(np.ascontiguousarray(numbers, dtype=dtype).tobytes()).decode()
+
+
+def _checkpoints(facts: Facts) -> list[dict[str, Any]]:
+    """Weights and moments of the folder's steps before the last one, newest first, if they fit."""
+    kept: list[dict[str, Any]] = []
+    room = MOST_STATE_BYTES
+    names = [
+        f"{prefix}{name}"
+        for prefix in ("", *(f"{moment}." for moment in _MOMENTS[facts.config.optimizer.name]))
+        for name in checkpoint.PARAMETERS
+    ]
+    for path in (
+        sorted(facts.folder.glob("step-*.safetensors"), reverse=True) if facts.folder else ()
+    ):
+        room -= path.stat().st_size
+        if room < 0:
+            break
+        with suppress(MinigenError):  # a damaged one is no start; the page can do without
+            saved = checkpoint.load(path)
+            if 0 < saved.step < facts.saved.step and saved.tensors.keys() >= {*names}:
+                state = np.concatenate([saved.tensors[name].reshape(-1) for name in names])
+                kept.insert(0, {"step": saved.step, "state": _base64(state)})
+    return kept
+
+
+def _sampling(facts: Facts) -> dict[str, Any]:
+    """Return how samples are taken where they make the classic mistake; as the run's, if it can."""
+    table = facts.config.sampling
+    policy = twin_policy(facts.config)
+    is_own = policy is not None and not table.policy.greedy
+    return {
+        "every": table.every or max(1, facts.saved.step // _DEFAULT_SAMPLES),
+        "prompt": table.prompt,
+        "policy": policy
+        if is_own
+        else {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
+        "is_own": is_own and table.every > 0,
+        "max_new_tokens": table.max_new_tokens,
+        "merges": facts.tokenizer.state()["merges"],
+    }
