@@ -1,20 +1,36 @@
 """The command line: the only part that reads a terminal, where every error becomes one line.
 
 stdout carries results, stderr everything else. Exit status: 0 done, 1 a claim failed or something
-that was read is wrong, 2 wrong usage, 130 interrupted.
+that was read is wrong (or a result cannot be written), 2 wrong usage, 130 interrupted. A pipe that
+nobody reads ends an answer quietly, and changes no work and no verdict.
 """
 
+import errno
 import importlib
 import os
 import pkgutil
 import signal
 import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
 import click
 
+from minigen.cli.outlets import NobodyListens, Outlet, outlets
 from minigen.errors import MinigenError, OptionError
+from minigen.signals import STOP_SIGNALS, heard_by, let_pass
+
+# They are there for what they print, and end with their reader. The others have work to do, or a
+# verdict to give, whoever listens.
+_ANSWERS = ("generate", "score", "evaluate", "next", "head", "info", "config")
+
+
+class _Hidden(Exception):  # noqa: N818
+    """Carries an exception, its cause, past click, which reads more into it than it says."""
 
 
 class _Commands(click.Group):
@@ -30,14 +46,14 @@ class _Commands(click.Group):
         return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; where the reader of stdout has seen enough, end quietly."""
+        """Run the command; what it raises is told by ``run``."""
         try:
-            result = super().invoke(ctx)
-            sys.stdout.flush()
-            return result
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
+            if isinstance(sys.stdout, Outlet):
+                sys.stdout.raises = ctx.invoked_subcommand in _ANSWERS
+            return super().invoke(ctx)
+        # To click, a file that ends too soon is an interruption, and any broken pipe is stdout.
+        except (EOFError, OSError, KeyboardInterrupt) as error:
+            raise _Hidden from error
 
 
 @click.group(
@@ -62,42 +78,93 @@ def cli(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-def _interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
+class _Interruption:
+    """Turns the first signal to stop into KeyboardInterrupt, and knows that it came.
+
+    Launchers send some signals twice, which must not disturb what the first one has set going; a
+    user who presses Ctrl-C again means it.
+    """
+
+    came = False
+
+    def __call__(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGINT or not self.came:
+            self.came = True
+            raise KeyboardInterrupt
 
 
-def _fail(message: str, status: int) -> int:
-    print("Error: " + " ".join(message.split("\n")), file=sys.stderr)
+@contextmanager
+def _notes_of_warnings() -> Iterator[None]:
+    """Show what a library warns of in one line, as notes are shown."""
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        from minigen.cli.options import note
+
+        note(f"Warning: {_line(message)}")
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
+
+
+def _line(message: object) -> str:
+    return " ".join(str(message).splitlines())
+
+
+def _fail(message: object, status: int) -> int:
+    print(f"Error: {_line(message)}", file=sys.stderr)
     return status
+
+
+def _tell(error: BaseException) -> int:
+    """Say in one line what went wrong; return the exit status."""
+    if isinstance(error, _Hidden):
+        return _tell(error.__cause__ or error)
+    if isinstance(error, click.exceptions.Exit):
+        return error.exit_code
+    if isinstance(error, click.ClickException):
+        return _fail(error.format_message(), error.exit_code)
+    if isinstance(error, click.Abort | KeyboardInterrupt):
+        return _fail("interrupted", 130)
+    if isinstance(error, NobodyListens):
+        return 0
+    if isinstance(error, OptionError):
+        return _fail(error, 2)
+    if isinstance(error, MinigenError):
+        return _fail(error, 1)
+    if isinstance(error, MemoryError):
+        return _fail(f"there is not enough memory: {error}".rstrip(": "), 1)
+    if isinstance(error, OSError):
+        cause = error.strerror or error
+        return _fail(f"{error.filename}: {cause}" if error.filename else cause, 1)
+    # What a library raised, or a fault of ours: where it happened helps whoever mends it.
+    *_, last = traceback.extract_tb(error.__traceback__) or [None]
+    where = f" (at {os.path.basename(last.filename)}:{last.lineno})" if last else ""
+    return _fail(f"unexpected {type(error).__name__}: {error}{where}; please report it", 1)
 
 
 def run(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit status; no error shows a traceback."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # the caller has closed it
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
-    for stream in (sys.stdout, sys.stderr):
-        reconfigure: Any = getattr(stream, "reconfigure", None)
-        if reconfigure:  # UTF-8 whatever the locale; text files end lines in \n everywhere
-            reconfigure(encoding="utf-8", errors="replace", newline="\n")
-    signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        status = cli.main(arguments, prog_name="minigen", standalone_mode=False)
-        return status if isinstance(status, int) else 0
-    except click.exceptions.Exit as exit_request:
-        return exit_request.exit_code
-    except click.ClickException as error:
-        return _fail(error.format_message(), error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        return _fail("interrupted", 130)
-    except OptionError as error:
-        return _fail(str(error), 2)
-    except MinigenError as error:
-        return _fail(str(error), 1)
-    except OSError as error:
-        return _fail(f"{error.filename or 'output'}: {error.strerror or error}", 1)
+    interruption = _Interruption()
+    with outlets() as out, heard_by(interruption):
+        try:
+            with _notes_of_warnings():
+                status = cli.main(arguments, prog_name="minigen", standalone_mode=False)
+            status = status if isinstance(status, int) else 0
+        except BaseException as error:  # some libraries raise what is not even an Exception
+            with heard_by(let_pass):
+                # An interruption makes some libraries fail in other ways, too.
+                status = _tell(KeyboardInterrupt() if interruption.came else error)
+        out.raises = False
+        out.flush()
+        if out.fault and out.fault.errno != errno.EPIPE:
+            status = _fail(f"cannot write to stdout: {out.fault.strerror}", status or 1)
+        return status
 
 
 def main() -> NoReturn:
     """Entry point of the ``minigen`` command."""
-    sys.exit(run())
+    status = run()
+    for number in STOP_SIGNALS:  # all is said and saved: nothing is left to interrupt
+        signal.signal(number, signal.SIG_IGN)
+    sys.exit(status)

@@ -85,7 +85,10 @@ def next_(model: str, prompt: bytes | None, top: int, as_json: bool, **options: 
     click.echo(f"entropy {entropy(p):.6f} nats")
 
 
-_LOGIT = re.compile(r"([+-]?)\s*(?:(?:ln|log)\s*\(?\s*([0-9.eE+-]+)\s*\)?|(inf|[0-9.][0-9.eE+-]*))")
+# What ends in + gives nothing back, so that no text takes longer than its length.
+_LOGIT = re.compile(
+    r"([+-]?)\s*+(?:(?:ln|log)\s*+(?:\(\s*+)?([0-9.eE+-]++)\s*+\)?|(inf|[0-9.][0-9.eE+-]*+))"
+)
 
 
 def parse_logits(text: str) -> list[float]:
@@ -105,8 +108,9 @@ def parse_logits(text: str) -> list[float]:
         except ValueError:
             value = float("nan")
         if value != value:
+            got = part.strip() if len(part) < 60 else f"{part.strip()[:60]}…"
             raise OptionError(
-                f"a logit must be a number, 'ln X' or 'log X' with X > 0 (got {part.strip()!r})"
+                f"a logit must be a number, 'ln X' or 'log X' with X > 0 (got {got!r})"
             )
         logits.append(-value if sign == "-" else value)
     return logits

@@ -9,6 +9,7 @@ import click
 
 from minigen.cli import cli
 from minigen.cli.options import (
+    PATH,
     count_option,
     json_option,
     model_argument,
@@ -198,14 +199,16 @@ def _json_line(continuation: "Continuation", sample: int, seed: int | None) -> d
     show_default=True,
     help="Divide a beam's log-probability by its length to this power.",
 )
-@click.option("--draft", metavar="MODEL", help="A smaller model that proposes tokens.")
+@click.option("--draft", type=PATH, metavar="MODEL", help="A smaller model that proposes tokens.")
 @count_option("--num-draft-tokens", 4, "How many tokens the draft proposes at a time.")
 @count_option("--num-samples", 1, "Texts for each prompt, each from a stream of its own.")
 @click.option("--seed", type=Seed(), default=0, show_default=True, help="A number, or random.")
 @click.option(
     "--stop", multiple=True, metavar="TEXT", help="End before this text. May be repeated."
 )
-@click.option("--prompts", "prompts_path", metavar="FILE", help="Continue each line of a file.")
+@click.option(
+    "--prompts", "prompts_path", type=PATH, metavar="FILE", help="Continue each line of a file."
+)
 @click.option("--stream/--no-stream", default=True, help="Write text as soon as it is certain.")
 @json_option
 def generate(

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from minigen.errors import MinigenError
+from minigen.paths import expand
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -25,10 +26,23 @@ def _texts(_ctx: click.Context, _param: click.Parameter, paths: tuple[str, ...])
         raise click.BadParameter("a path must not be empty (got '')")
     if paths.count("-") > 1:
         raise click.BadParameter("standard input can be read once (got - more than once)")
-    return paths
+    return tuple(map(expand, paths))
 
 
-model_argument = click.argument("model")
+class _PathOption(click.ParamType[str]):
+    """A path that is not empty, which would mean the current folder; `~` is the home folder."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the path."""
+        if not value:
+            self.fail("a path must not be empty (got '')", param, ctx)
+        return expand(value)
+
+
+PATH = _PathOption()
+model_argument = click.argument("model", type=PATH)
 prompt_argument = click.argument("prompt", required=False, callback=argument_bytes)
 config_argument = click.argument("config", required=False)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")

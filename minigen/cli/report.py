@@ -3,11 +3,14 @@
 import click
 
 from minigen.cli import cli
+from minigen.cli.options import PATH
 
 
 @cli.command()
-@click.argument("run")
-@click.option("--out", metavar="FILE", help="Where to write.  [default: report.html in RUN]")
+@click.argument("run", type=PATH)
+@click.option(
+    "--out", type=PATH, metavar="FILE", help="Where to write.  [default: report.html in RUN]"
+)
 def report(run: str, out: str | None) -> None:
     """Write a page about RUN, a run folder or a checkpoint.
 

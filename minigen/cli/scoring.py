@@ -6,6 +6,7 @@ import click
 
 from minigen.cli import cli
 from minigen.cli.options import (
+    PATH,
     argument_bytes,
     json_option,
     model_argument,
@@ -21,7 +22,9 @@ from minigen.errors import MinigenError
 @cli.command()
 @model_argument
 @click.argument("text", required=False, callback=argument_bytes)
-@click.option("--file", "path", metavar="PATH", help="Score a file's bytes instead of TEXT.")
+@click.option(
+    "--file", "path", type=PATH, metavar="PATH", help="Score a file's bytes instead of TEXT."
+)
 @json_option
 def score(model: str, text: bytes | None, path: str | None, as_json: bool) -> None:
     """Show how likely MODEL holds TEXT to be, token by token.

@@ -13,6 +13,7 @@ import click
 
 from minigen.cli import cli
 from minigen.cli.options import (
+    PATH,
     config_argument,
     note,
     progress_option,
@@ -20,13 +21,14 @@ from minigen.cli.options import (
     shows_progress,
     text_option,
 )
-from minigen.cli.training import deferred_interrupts, one_voice
+from minigen.cli.training import deferred_interrupts, one_voice, to_go_on
 from minigen.errors import MinigenError, OptionError
 
 if TYPE_CHECKING:
     from minigen.training.config import Config
     from minigen.training.workers import Workers
 
+_INTERRUPTED = "interrupted"
 _GLANCE = 0.5  # seconds between two looks at how far the runs have come
 
 
@@ -35,7 +37,9 @@ _GLANCE = 0.5  # seconds between two looks at how far the runs have come
 @text_option
 @set_option
 @click.option("--seeds", metavar="START:STOP", help="Seeds, as 0:5 for 0 to 4.  [default: one]")
-@click.option("--out", metavar="DIR", help="Folder, new or empty.  [default: runs/<config>-sweep]")
+@click.option(
+    "--out", type=PATH, metavar="DIR", help="Folder, new or empty.  [default: runs/<config>-sweep]"
+)
 @click.option("--resume", is_flag=True, help="Go on with the sweep in the folder.")
 @progress_option
 def sweep(
@@ -91,12 +95,12 @@ def sweep(
         try:
             failures = _train_all(todo, workers, shows_progress(progress)) if todo else {}
         except KeyboardInterrupt:
-            note(f"interrupted; to go on: minigen sweep --resume --out {path}")
+            note(f"interrupted; to go on: {to_go_on('sweep', path)}")
             return 130
         except BrokenProcessPool:
             raise MinigenError(
                 "a process of the sweep was killed, for want of memory most often; to go on: "
-                f"minigen sweep --resume --out {path}"
+                f"{to_go_on('sweep', path)}"
             ) from None
         for folder, failure in failures.items():
             note(f"Error: {folder.name}: {failure}")
@@ -123,7 +127,9 @@ def _train_all(todo: "Mapping[Path, Config]", workers: "Workers", shows: bool) -
             while running:
                 done, running = wait(running, timeout=_GLANCE, return_when=FIRST_COMPLETED)
                 for future in done:
-                    if failure := future.result():
+                    if (failure := future.result()) == _INTERRUPTED:  # by a signal to it alone
+                        raise KeyboardInterrupt
+                    if failure:
                         failures[futures[future]] = failure
                 if shows:
                     come = reduce(add, (last_metrics(folder).get("step", 0) for folder in todo))
@@ -157,12 +163,12 @@ def _train(folder: Path) -> str:
         process = _process()
         with deferred_interrupts(process):
             if process.is_stopping():
-                return "interrupted"
+                return _INTERRUPTED
             run = RunFolder.resume(folder, Config.load(folder / CONFIG), workers=process)
             for _ in run.steps():
                 if process.is_stopping():
                     run.save()
-                    return "interrupted"
+                    return _INTERRUPTED
     except MinigenError as error:
         return str(error)
     return ""

@@ -1,10 +1,11 @@
 """`train` trains a config in a run folder; `demo` shows in a minute what minigen is about."""
 
 import os
+import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +16,7 @@ import click
 
 from minigen.cli import cli
 from minigen.cli.options import (
+    PATH,
     config_argument,
     note,
     overrides,
@@ -24,6 +26,7 @@ from minigen.cli.options import (
     text_option,
 )
 from minigen.errors import MinigenError, OptionError
+from minigen.signals import heard_by, let_pass
 
 if TYPE_CHECKING:
     from minigen.training.folder import RunFolder
@@ -57,19 +60,15 @@ def one_voice() -> Iterator["Workers"]:
 
 @contextmanager
 def deferred_interrupts(workers: "Workers") -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM wait for the end of a step, unless they come twice."""
+    """Let a signal to stop wait for the end of a step; a second Ctrl-C does not wait."""
 
-    def defer(_number: int, _frame: FrameType | None) -> None:
-        if workers.asked_to_stop:
+    def defer(number: int, _frame: FrameType | None) -> None:
+        if workers.asked_to_stop and number == signal.SIGINT:
             raise KeyboardInterrupt
         workers.asked_to_stop = True
 
-    old = {number: signal.signal(number, defer) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with heard_by(defer):
         yield
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
@@ -139,7 +138,9 @@ def _train(folder: "RunFolder", progress: bool | None) -> bool:
 @config_argument
 @text_option
 @set_option
-@click.option("--out", metavar="DIR", help="Run folder, new or empty.  [default: runs/<config>]")
+@click.option(
+    "--out", type=PATH, metavar="DIR", help="Run folder, new or empty.  [default: runs/<config>]"
+)
 @click.option("--resume", is_flag=True, help="Go on with the run in the folder.")
 @click.option("--report", is_flag=True, help="Write report.html into the folder at the end.")
 @progress_option
@@ -193,7 +194,8 @@ def train(
                 folder = RunFolder.resume(path, loaded, progress=reading, workers=workers)
             else:
                 run = Run(loaded, progress=reading, workers=workers)
-                folder = RunFolder.create(path, run)
+                with deferred_interrupts(workers):  # from here on there is something to go on with
+                    folder = RunFolder.create(path, run)
         run = folder.run
         if run.step == run.config.training.steps:
             note(f"nothing left to do: all {run.step} steps are done")
@@ -228,7 +230,9 @@ def _free_folder() -> Path:
 
 
 @cli.command()
-@click.option("--out", metavar="DIR", help="Run folder, new or empty.  [default: runs/demo]")
+@click.option(
+    "--out", type=PATH, metavar="DIR", help="Run folder, new or empty.  [default: runs/demo]"
+)
 @click.option("--report", is_flag=True, help="Write report.html into the folder at the end.")
 @set_option
 @progress_option
@@ -256,7 +260,8 @@ def demo(out: str | None, report: bool, settings: tuple[str, ...], progress: boo
     require_empty(path)
     config = Config.load("fables", changes)
     run, twin = Run(config), Run(config.override({"sampling.every": 0}))
-    folder = RunFolder.create(path, run)
+    with deferred_interrupts(run.workers):
+        folder = RunFolder.create(path, run)
     steps = config.training.steps
     records: list[StepRecord] = []
     twin_records: list[StepRecord] = []
@@ -289,12 +294,20 @@ def demo(out: str | None, report: bool, settings: tuple[str, ...], progress: boo
     click.echo(prompt + run.generate(prompt, **policy))
     if report:
         _write_report(path)
-    click.echo(f"\nEverything is in {path}; go on with: minigen generate {path} {prompt!r}")
+    command = shlex.join(["minigen", "generate", str(path), prompt])
+    click.echo(f"\nEverything is in {path}; go on with: {command}")
     return 0 if all(same.values()) else 1
 
 
 def _interrupted(folder: "RunFolder") -> int:
-    folder.save()
+    with heard_by(let_pass):  # some launchers say it twice
+        folder.save()
     note(f"interrupted at step {folder.run.step}, saved {folder.latest}")
-    note(f"to go on: minigen train --resume --out {folder.path}")
+    text = ["--text", "-"] if "-" in folder.run.config.corpus.text else []
+    note(f"to go on: {to_go_on('train', folder.path, text)}")
     return 130
+
+
+def to_go_on(command: str, path: Path, options: Sequence[str] = ()) -> str:
+    """Return the command, fit to be pasted, that goes on with what is in a folder."""
+    return shlex.join(["minigen", command, "--resume", "--out", str(path), *options])

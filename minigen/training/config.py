@@ -11,6 +11,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from minigen.errors import MinigenError, OptionError
+from minigen.paths import expand
 from minigen.training.keys import KEYS, TABLES, Tables, shown
 
 Values = dict[str, Any]  # table name → its keys and values, as TOML gives them
@@ -57,6 +58,8 @@ class Config(Tables):
     def _build(cls, tables: Values, overrides: Mapping[str, object], source: str) -> Self:
         tables = dict(tables)
         for dotted, value in overrides.items():
+            if not dotted.isprintable():  # of bytes that are not UTF-8, to say the least
+                raise OptionError(f"unknown key {dotted!r}: a key is a printable text")
             name, dot, key = dotted.partition(".")
             if dot:
                 table = tables.get(name)
@@ -143,7 +146,7 @@ def _shipped() -> dict[str, Path]:
 def _find(name_or_path: str | Path) -> Path:
     name = os.fspath(name_or_path)
     if isinstance(name_or_path, Path) or name.endswith(".toml") or "/" in name:
-        return Path(name)
+        return Path(expand(name))
     shipped = _shipped()
     if name not in shipped:
         nearest_first = sorted(shipped, key=lambda known: -_likeness(name, known))
@@ -172,7 +175,9 @@ def _absolute(name: str, table: Values, folder: Path) -> Values:
     if not isinstance(text, list | tuple):
         return table
     paths = [
-        os.path.abspath(folder / path) if isinstance(path, str) and path not in ("", "-") else path
+        os.path.abspath(folder / expand(path))
+        if isinstance(path, str) and path not in ("", "-")
+        else path
         for path in text
     ]
     return {**table, "text": paths}

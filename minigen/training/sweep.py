@@ -90,6 +90,9 @@ def parse_seeds(text: str) -> range:
     match = re.fullmatch(r"(\d{1,19})(?::(\d{1,19}))?", text, re.ASCII)
     first = int(match[1]) if match else 0
     seeds = range(first, int(match[2] or first + 1) if match else 0)
+    count = seeds.stop - seeds.start  # Python counts no range of 2^63 and more
+    if count > MOST_RUNS:
+        raise OptionError(f"a sweep may have at most {MOST_RUNS} runs (got {count})")
     if not seeds:
         raise OptionError(
             f"--seeds must be START:STOP, as 0:5 for 0, 1, 2, 3, 4, or one seed (got {text!r})"
@@ -124,7 +127,8 @@ def _folder_name(name: str) -> str:
     safe = re.sub(r"[^\w.+=,\[\]-]", "_", name, flags=re.ASCII)
     if safe == name and len(name) <= _LONGEST_NAME:
         return name
-    return f"{safe[:_LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:8]
+    return f"{safe[:_LONGEST_NAME]}-{digest}"
 
 
 # ── What stands in the folder ────────────────────────────────────────────────────────────────────

@@ -4,12 +4,11 @@ Every worker calls the same methods in the same order. One process alone is the 
 """
 
 import os
-import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from multiprocessing import active_children, get_context
 from typing import Any, TypeVar, cast
 
@@ -17,6 +16,7 @@ import numpy as np
 
 from minigen.errors import MinigenError
 from minigen.model.model import Integers, Statistics
+from minigen.signals import heard_by, let_pass
 
 T = TypeVar("T")
 
@@ -174,11 +174,11 @@ class MPIWorkers(Workers):
         """
         from mpi4py.futures import MPICommExecutor
 
-        if self.rank > 0:
-            for number in (signal.SIGINT, signal.SIGTERM):  # between two tasks
-                signal.signal(number, signal.SIG_IGN)
         executor: Any
-        with MPICommExecutor(self._all, root=0) as executor:
+        with (
+            heard_by(let_pass) if self.rank > 0 else nullcontext(),  # between two tasks
+            MPICommExecutor(self._all, root=0) as executor,
+        ):
             yield executor
 
     def fail_together(self) -> bool:

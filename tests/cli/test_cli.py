@@ -157,6 +157,8 @@ BAD_TRAININGS = {
         2,
         "nearest known one is training.steps",
     ),
+    "a setting that is not Unicode": (["--set", "\udc80=1"], 2, "a key is a printable text"),
+    "an empty folder's name": (["--out", ""], 2, "a path must not be empty"),
     "a run that is there": (["--out", "taken"], 1, "not a new or empty folder"),
     "a text without name": (["--text", ""], 2, "a path must not be empty"),
     "standard input twice": (["--text", "-", "--text", "-"], 2, "can be read once"),
@@ -412,6 +414,7 @@ def test_head_works_the_lesson(minigen: Command) -> None:
         ["ln 0"],
         ["-inf, -inf"],
         ["0, ln -1"],
+        ["ln" + " " * 200_000 + "x"],  # in no time, too
         ["0,1", "--target", "2"],
         ["0,1", "--target", "-1"],
     ],

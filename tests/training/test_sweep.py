@@ -111,6 +111,8 @@ def test_names_of_folders_are_short_distinct_and_hold_no_slash():
         (["--seeds", "0,1"], "--seeds must be START:STOP"),
         (["--seeds", "٣"], "--seeds must be START:STOP"),
         (["--seeds", "0:99999"], "at most 10000 runs (got 99999)"),
+        (["--seeds", "0:9999999999999999999"], "(got 9999999999999999999)"),
+        (["--set", "sampling.prompt=\udc80,a"], "sampling.prompt must be a string of Unicode"),
         (["--set", f"{RATE}=0.1,,0.2"], "a value before and after each comma"),
         (["--set", f"{RATE}=0.1,"], "a value before and after each comma"),
         (["--set", f"{RATE}=0.1,0.10"], f"{RATE} must have each value once"),

@@ -1,0 +1,77 @@
+"""stdout and stderr as the commands see them: no work and no verdict depends on who listens."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO
+
+
+class NobodyListens(Exception):  # noqa: N818 (it is no error)
+    """Nothing more can be written to stdout, and the command is there for its output alone."""
+
+
+class Outlet:
+    """A text stream that takes what is written when its pipe, disk or terminal has gone, too.
+
+    ``fault`` is the first error; what comes after it is dropped. Where ``raises`` is set, that
+    error is raised as NobodyListens.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.raises = False
+        self.fault: OSError | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write; return how much, as if it could always be done."""
+        self._attempt(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, as if it could always be done."""
+        self._attempt(self._stream.flush)
+
+    def _attempt(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except OSError as error:
+            self.fault = self.fault or error
+            # What waits in the stream's own buffer must go somewhere, at the exit at the latest.
+            with suppress(OSError):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, self._stream.fileno())
+                os.close(nowhere)
+            if self.raises:
+                raise NobodyListens from error
+
+
+@contextmanager
+def outlets() -> Iterator[Outlet]:
+    """Put an Outlet before stdout and stderr; yield that of stdout.
+
+    Streams that the caller has closed lead nowhere. Output is UTF-8 whatever the locale, and lines
+    end in a line feed everywhere.
+    """
+    for number in range(3):  # else the next file that is opened would take the place
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
+    old = sys.stdout, sys.stderr
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name) or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        reconfigure: Any = getattr(stream, "reconfigure", None)
+        if reconfigure:
+            reconfigure(encoding="utf-8", errors="replace", newline="\n")
+        setattr(sys, name, Outlet(stream))
+    out: Any = sys.stdout
+    try:
+        yield out
+    finally:
+        sys.stdout, sys.stderr = old

@@ -1,0 +1,187 @@
+"""Whoever listens or does not: no work and no verdict depends on it."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import TINY_SETTINGS
+
+MINIGEN = [sys.executable, "-m", "minigen"]
+NO_ROOM = b"Error: cannot write to stdout: No space left on device\n"
+
+
+def reader_gone() -> int:
+    """Return a pipe's end for writing whose reader has gone."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    return writer
+
+
+def run(*arguments: object, **streams: object) -> subprocess.CompletedProcess[bytes]:
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
+    return subprocess.run([*MINIGEN, *map(str, arguments)], timeout=120, **streams)  # type: ignore[call-overload,no-any-return]
+
+
+@pytest.fixture(scope="module")
+def bad_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a checkpoint that is not what its config gives, though nothing in it is damaged."""
+    import dataclasses
+
+    from minigen.training import checkpoint
+    from minigen.training.config import Config
+    from minigen.training.run import Run
+    from tests.conftest import TINY
+
+    path = tmp_path_factory.mktemp("bad") / "model.safetensors"
+    trained = Run(Config.load("fables", TINY))
+    trained.train(1)
+    trained.save(path)
+    saved = checkpoint.load(path)
+    checkpoint.save(
+        path, dataclasses.replace(saved, tensors={**saved.tensors, "b": saved.tensors["b"] + 1})
+    )
+    return path
+
+
+STREAMS = {
+    "a pipe that nobody reads": reader_gone,
+    "a full disk": lambda: os.open("/dev/full", os.O_WRONLY),
+}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+@pytest.mark.parametrize("kind", STREAMS)
+@pytest.mark.parametrize("name", ["stdout", "stderr", "both"])
+def test_a_training_ends_as_if_somebody_listened(
+    tmp_path: Path, tiny_run: Path, kind: str, name: str
+) -> None:
+    stream = STREAMS[kind]()
+    streams = {"stdout": stream, "stderr": stream} if name == "both" else {name: stream}
+    done = run("train", *TINY_SETTINGS, "--progress", "--out", tmp_path / "run", **streams)
+    os.close(stream)
+    last = "step-000006.safetensors"
+    assert (tmp_path / "run" / last).read_bytes() == (tiny_run / last).read_bytes()
+    unwritten = name != "stderr" and kind == "a full disk"  # its result is an error, then
+    assert done.returncode == (1 if unwritten else 0)
+    if name == "stdout" and unwritten:
+        assert done.stderr.endswith(NO_ROOM)
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_a_verdict_of_not_the_same_stands(bad_run: Path, kind: str) -> None:
+    stream = STREAMS[kind]()
+    assert run("verify", bad_run).returncode == 1
+    assert run("verify", bad_run, stdout=stream).returncode == 1
+    os.close(stream)
+
+
+def test_a_sweep_of_which_a_run_fails_says_so_to_its_status(tmp_path: Path) -> None:
+    rates = ["--set", "optimizer.learning_rate=0.01,1e9", "--out", str(tmp_path / "sweep")]
+    stream = reader_gone()
+    done = run("sweep", *TINY_SETTINGS, *rates, stdout=stream)
+    os.close(stream)
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("command", ["info", "score", "next", "generate", "evaluate"])
+def test_an_answer_ends_with_its_reader_and_is_an_error_on_a_full_disk(
+    tiny_run: Path, command: str
+) -> None:
+    arguments = [command, tiny_run, *(["a"] if command not in ("info", "evaluate") else [])]
+    for kind, expected in (("a pipe that nobody reads", (0, b"")), ("a full disk", (1, NO_ROOM))):
+        stream = STREAMS[kind]()
+        done = run(*arguments, stdout=stream)
+        os.close(stream)
+        assert (done.returncode, done.stderr) == expected
+
+
+def test_an_answer_without_end_ends_with_its_reader(tiny_run: Path) -> None:
+    stream = reader_gone()
+    done = run("generate", tiny_run, "a", "--max-new-tokens", 10**9, stdout=stream)
+    os.close(stream)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+# ---- Signals
+
+TRAIN = [
+    "train",
+    *TINY_SETTINGS,
+    "--set",
+    "training.steps=100000",
+    "--set",
+    "optimizer.decay=constant",
+]
+STOPS = ["SIGINT", "SIGTERM", "SIGHUP", "SIGXCPU", "SIGUSR1"]
+
+
+def start(folder: Path, *before: str) -> subprocess.Popen[bytes]:
+    """Start a training without end; return it once it trains."""
+    process = subprocess.Popen(
+        [*before, *MINIGEN, *TRAIN, "--out", str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stderr
+    process.stderr.readline()
+    return process
+
+
+@pytest.mark.parametrize("name", STOPS)
+def test_a_signal_to_stop_saves_and_says_how_to_go_on_even_said_twice(
+    tmp_path: Path, name: str
+) -> None:
+    process = start(tmp_path / "it's my $HOME")
+    for _ in range(1 if name == "SIGINT" else 2):
+        process.send_signal(getattr(signal, name))
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    saved, how = err.decode().splitlines()[-2:]
+    assert saved.startswith("interrupted at step ")
+    command = how.removeprefix("to go on: minigen ")
+    shell = f"{sys.executable} -m minigen {command} --set training.steps=1"  # fewer than done
+    pasted = subprocess.run(["sh", "-c", shell], capture_output=True, cwd=tmp_path)
+    assert b"training.steps cannot change" in pasted.stderr  # it has found the run
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGHUP"])
+def test_a_signal_that_the_launcher_ignores_stays_ignored(tmp_path: Path, name: str) -> None:
+    ignoring = f"trap '' {name.removeprefix('SIG')}; exec \"$@\""
+    process = start(tmp_path / "run", "sh", "-c", ignoring, "sh")
+    process.send_signal(getattr(signal, name))
+    assert process.stderr
+    process.stderr.readline()  # it trains on
+    process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+
+
+# ---- Whatever is raised
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        ("EOFError('Ran out of input')", "Error: unexpected EOFError: Ran out of input (at "),
+        ("MemoryError('Unable to allocate 9 TiB')", "Error: there is not enough memory: Unable"),
+        ("RecursionError('too deep')", "Error: unexpected RecursionError: too deep (at "),
+        ("type('Panic', (BaseException,), {})('a\\nb')", "Error: unexpected Panic: a b (at "),
+        ("BrokenPipeError(32, 'Broken pipe')", "Error: Broken pipe"),
+        ("PermissionError(13, 'No', 'x')", "Error: x: No"),
+    ],
+)
+def test_whatever_a_library_raises_is_told_in_one_line(error: str, told: str) -> None:
+    code = (
+        "import minigen.training.checkpoint as c, minigen.cli as cli\n"
+        f"def load(*_, **__): raise {error}\n"
+        "c.load_model = load\n"
+        "raise SystemExit(cli.run(['generate', 'model']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith(told)
+    assert done.stderr.count("\n") == 1
