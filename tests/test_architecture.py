@@ -43,6 +43,7 @@ OFF_THE_PATH = ("report/", "proof/floats.py")
 ALLOWED = {
     ("exact/arithmetic.py", "exact_matmul", "np.matmul"): "the one product: integers within 2^53",
     ("exact/arithmetic.py", "exact_sum", "np.add.reduce"): "the one sum: integers within 2^53",
+    ("exact/selfcheck.py", "_multiplies_exactly", "np.matmul"): "int64",
     ("exact/streams.py", "Stream._seek", "np.random.Philox"): "raw words of a counter",
     ("model/kernels.py", "statistics", "@"): "sparse ones times integers",
     ("model/model.py", "Model.__init__", "sum()"): "sizes",

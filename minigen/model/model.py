@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minigen.errors import OptionError
+from minigen.exact import selfcheck
 from minigen.exact.arithmetic import (
     Floats,
     exact_matmul,
@@ -65,7 +66,8 @@ class Model:
     """Parameters E (V, D), W (D, K, V), b (V,) and what follows from them.
 
     ``parameters`` are views of one flat array, ``flat``, so that the optimizer is one loop; who
-    changes them calls ``changed()``.
+    changes them calls ``changed()``. Raises MinigenError where this process does not compute as
+    the bits need it.
     """
 
     def __init__(self, vocab_size: int, context_length: int, embedding_dim: int):
@@ -75,6 +77,7 @@ class Model:
         self.shapes = {"E": (V, D), "W": (D, K, V), "b": (V,)}
         self.flat = np.zeros(sum(prod(shape) for shape in self.shapes.values()))
         self.parameters = self.views(self.flat)
+        selfcheck.check(K * D, V)
         self.bits = grid_bits(max(K * D, V))
         self._offsets = np.arange(K)  # of the rows of a token, one a position
         self.changed()

@@ -265,7 +265,7 @@ def _characters(part: Tokens, report: Callable[[int, int], None]) -> Iterator[st
     """Yield a part of bytes as characters."""
     done = 0
     for block in part.blocks():
-        yield block.tobytes().decode("utf-16-le")
+        yield block.astype("<u2").tobytes().decode("utf-16-le")
         done += len(block)
         report(done, len(part.array))
 

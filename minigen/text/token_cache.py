@@ -82,7 +82,7 @@ def keep(path: Path, dtype: np.dtype[Any], blocks: Iterable[NDArray[Any]]) -> To
         return TokenFile(path, dtype)
     with writing(path) as file:
         for block in blocks:
-            file.write(block.tobytes())
+            file.write(block.astype(dtype, copy=False).tobytes())
         file.write(_LENGTH.pack(file.tell() // dtype.itemsize))
     return TokenFile(path, dtype)
 

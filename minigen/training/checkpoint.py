@@ -219,7 +219,8 @@ def _header(tensors: Tensors, text: str) -> bytes:
 
 
 def _bytes(tensor: NDArray[np.float64]) -> memoryview:
-    return tensor.reshape(-1).data  # a view: no copy
+    """Return little-endian bytes in C order: of an array that holds them so, a view."""
+    return np.ascontiguousarray(tensor, dtype="<f8").reshape(-1).data
 
 
 def _canonical(description: object) -> str:
