@@ -16,7 +16,6 @@ from minigen.cli.options import (
     shown,
     text_option,
 )
-from minigen.errors import MinigenError
 
 
 @cli.command()
@@ -72,20 +71,9 @@ def evaluate(model: str, texts: tuple[str, ...], as_json: bool) -> None:
     Example:
       minigen evaluate runs/fables --text book.txt
     """
-    from minigen.decoding import scoring
-    from minigen.text import corpus
-    from minigen.training.folder import load_run
+    import minigen
 
-    run = load_run(model)
-    if texts:
-        tokens = corpus.load(
-            texts, documents=run.config.corpus.documents, tokenizer=run.tokenizer
-        ).training
-    else:
-        tokens = run.read_corpus().validation
-        if not len(tokens):
-            raise MinigenError("this run holds no text back for validation: give one with --text")
-    result = scoring.evaluate(run.model, tokens)
+    result = minigen.load(model).evaluate(paths=texts)
     if as_json:
         print_json(asdict(result))
         return

@@ -12,13 +12,13 @@ from fractions import Fraction
 from functools import lru_cache
 from math import inf, isfinite, ldexp, sqrt, ulp
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Self, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from minigen.decoding.history import History
-from minigen.errors import MinigenError, OptionError
+from minigen.errors import MinigenError, OptionError, nearest
 from minigen.exact.arithmetic import Floats, ceil_log2, exact_sum, integer_exp
 from minigen.model import head
 from minigen.text.tokenizer import END_OF_TEXT
@@ -254,6 +254,25 @@ def _whole(name: str, value: Any, cure: str) -> int:
     return int(value)
 
 
+class PolicyOptions(TypedDict, total=False):
+    """The options of a `Policy` as keywords of a function, for those who check types."""
+
+    logit_bias: Mapping[int, float]
+    repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    no_repeat_ngram_size: int | None
+    suppress_tokens: Sequence[int]
+    min_new_tokens: int
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    typical_p: float | None
+    epsilon_cutoff: float | None
+    eta_cutoff: float | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Policy:
     """How the next token is chosen; the rules apply in the order of the fields.
@@ -302,6 +321,28 @@ class Policy:
         }
         for option in fields(self):  # None is off, which every default is
             object.__setattr__(self, option.name, checked.get(option.name, option.default))
+
+    @classmethod
+    def of(
+        cls, policy: "Policy | None", options: PolicyOptions, others: Sequence[str] = ()
+    ) -> Self:
+        """Return the policy, or the one that the options make; OptionError where both are given.
+
+        ``others`` are what else the caller takes: a misspelt option may have been meant for them.
+        """
+        known = [option.name for option in fields(cls)]
+        for name in options:
+            if name not in known:
+                meant = nearest(name, [*known, *others])
+                raise OptionError(f"unknown option {name!r}: the nearest known one is {meant}")
+        if policy is None:
+            return cls(**options)
+        if not isinstance(policy, cls):
+            raise OptionError(f"policy must be a Policy (got {policy!r})")
+        if options:
+            given = ", ".join(options)
+            raise OptionError(f"give a policy or its options, not both (got policy and {given})")
+        return policy
 
     @property
     def greedy(self) -> bool:

@@ -5,6 +5,8 @@ neither can disturb the other, and no global generator is ever read or seeded.
 """
 
 import hashlib
+from numbers import Integral
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +36,12 @@ def unit_interval(words: Words) -> NDArray[np.float64]:
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
+def _whole(seed: Any) -> int:
+    if not isinstance(seed, Integral) or isinstance(seed, bool):
+        raise OptionError(f"seed must be a whole number (got {seed!r})")
+    return int(seed)
+
+
 class Stream:
     """Philox 4×64-10 under a key made of seed and name; its whole state is ``position``.
 
@@ -46,13 +54,14 @@ class Stream:
     """
 
     def __init__(self, seed: int, name: str, position: int = 0):
-        digest = hashlib.sha256(f"minigen:{seed}:{name}".encode()).digest()
+        self.seed, self.name = _whole(seed), name
+        digest = hashlib.sha256(f"minigen:{self.seed}:{name}".encode()).digest()
         self._key = int.from_bytes(digest[:16], "little")
         self._seek(position)
         self.position = position
 
     def __repr__(self) -> str:
-        return f"Stream(key={self._key:#034x}, position={self.position})"
+        return f"Stream(seed={self.seed}, name={self.name!r}, position={self.position})"
 
     def _seek(self, position: int) -> None:
         if not 0 <= position < MOST_WORDS:

@@ -4,6 +4,8 @@ It is linear in one-hot contexts: z = X·T + b, where row (v, k) of the table T 
 One table a step replaces N products; in generation it is the cache of what was read so far.
 """
 
+import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -26,6 +28,18 @@ from minigen.exact.streams import Stream
 from minigen.model.head import LOSS_UNIT, gradient_scale
 
 Integers = NDArray[np.int64]
+
+PARAMETERS = ("E", "W", "b")
+
+
+def fingerprint(parameters: Mapping[str, Floats]) -> str:
+    """SHA-256 over E, W, b: name, NUL, shape as decimals joined by commas, NUL, `<f8` bytes."""
+    digest = hashlib.sha256()
+    for name in PARAMETERS:
+        tensor = np.ascontiguousarray(parameters[name], dtype="<f8")
+        digest.update(f"{name}\0{','.join(map(str, tensor.shape))}\0".encode())
+        digest.update(tensor.reshape(-1).data)
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -81,6 +95,15 @@ class Model:
         self.bits = grid_bits(max(K * D, V))
         self._offsets = np.arange(K)  # of the rows of a token, one a position
         self.changed()
+
+    def __repr__(self) -> str:
+        listed = ", ".join(f"{name} {shape}" for name, shape in self.shapes.items())
+        return f"Model({self.flat.size:,} weights: {listed})"
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the weights: what two runs compare."""
+        return fingerprint(self.parameters)
 
     def views(self, flat: Floats) -> dict[str, Floats]:
         """Cut a flat array into named views of the parameters' shapes."""

@@ -10,8 +10,8 @@ import numpy as np
 from minigen.errors import MinigenError
 from minigen.text.corpus import Progress
 from minigen.training import checkpoint
-from minigen.training.config import Config, differences
-from minigen.training.folder import CONFIG, METRICS, read_lines
+from minigen.training.config import CONFIG, Config, differences, located
+from minigen.training.folder import METRICS, read_lines
 from minigen.training.run import Run, StepRecord
 
 _LOGGED = ("loss_bits", "learning_rate", "optimizer_position", "fingerprint")
@@ -40,9 +40,9 @@ class Verification:
                 f"{self.path} cannot be right: it is at step {self.saved.step} of "
                 f"training.steps = {config.training.steps}"
             )
-        beside = self._config_beside(config)
-        text = texts or (beside or config).corpus.text
-        if text == "external" or (not texts and "-" in text):
+        self._check_config_beside(config)
+        text = texts or located(config, self.path).corpus.text
+        if text == "external":
             raise MinigenError(
                 f"{self.path} was trained on a text that is not in it: give that text with --text"
             )
@@ -56,10 +56,10 @@ class Verification:
         self.logged = self._read_metrics()
         self.parting = ""  # where metrics.jsonl and the new run part
 
-    def _config_beside(self, config: Config) -> Config | None:
+    def _check_config_beside(self, config: Config) -> None:
         path = self.path.parent / CONFIG
         if not path.is_file():
-            return None
+            return
         beside = Config.load(path)
         inside = config.corpus.text
         disagreements = [
@@ -72,7 +72,6 @@ class Verification:
                 f"{path} disagrees with the checkpoint: {'; '.join(disagreements)}; to verify the "
                 "checkpoint alone, copy it elsewhere"
             )
-        return beside
 
     def _read_metrics(self) -> dict[int, dict[str, Any]]:
         try:
@@ -103,6 +102,19 @@ class Verification:
             path = Path(folder) / "again.safetensors"
             self.run.save(path)
             return checkpoint.load(path)
+
+
+def verify(
+    model: str | Path, texts: Sequence[str | Path] = (), *, progress: Progress | None = None
+) -> list[str]:
+    """Train MODEL again from the config inside it; return a line for each thing that differs.
+
+    What it takes and raises is that of `Verification`.
+    """
+    verification = Verification(model, texts, progress=progress)
+    for _ in verification.steps():
+        pass
+    return compare(verification.saved, verification.again())
 
 
 def compare(saved: checkpoint.Checkpoint, again: checkpoint.Checkpoint) -> list[str]:

@@ -16,8 +16,8 @@ from minigen.text.corpus import Corpus, Tokens
 from minigen.text.tokenizer import END_OF_TEXT, ByteTokenizer
 from minigen.training import checkpoint
 from minigen.training.checkpoint import Checkpoint
-from minigen.training.config import Config
-from minigen.training.folder import CONFIG, METRICS, SAMPLES, read_lines
+from minigen.training.config import CONFIG, Config, located
+from minigen.training.folder import METRICS, SAMPLES, read_lines
 
 Line = dict[str, Any]
 
@@ -106,17 +106,15 @@ def _read_text(
     folder: Path | None, saved: Checkpoint, config: Config, tokenizer: ByteTokenizer
 ) -> Corpus:
     """Return the run's text. Raises MinigenError with the reason, which names no path."""
-    paths: Any = config.corpus.text
-    if paths != "fables":
-        if folder is None:
-            raise MinigenError("A checkpoint alone does not say where its text lies.")
-        try:
-            paths = Config.load(folder / CONFIG).corpus.text
-        except MinigenError:
-            raise MinigenError(f"The run folder's {CONFIG} cannot be read.") from None
-        if not isinstance(paths, tuple) or "-" in paths:
-            raise MinigenError("The run's text was not read from a file.")
-    table = config.corpus
+    if config.corpus.text == "external" and folder is None:
+        raise MinigenError("A checkpoint alone does not say where its text lies.")
+    try:
+        table = located(config, folder / CONFIG).corpus if folder else config.corpus
+    except MinigenError:
+        raise MinigenError(f"The run folder's {CONFIG} cannot be read.") from None
+    paths: Any = table.text
+    if paths == "external":
+        raise MinigenError("The run's text was not read from a file.")
     try:
         text = corpus.load(
             paths,

@@ -245,6 +245,8 @@ def characters(text: str | bytes) -> str:
 
     Command lines carry bytes that are not UTF-8 as lone surrogates: those become bytes again.
     """
+    if not isinstance(text, str | bytes):
+        raise OptionError(f"a text must be a str or bytes (got {text!r})")
     if isinstance(text, str):
         try:
             text = text.encode("utf-8", "surrogateescape")

@@ -20,11 +20,12 @@ from safetensors import SafetensorError, safe_open
 
 from minigen.errors import MinigenError
 from minigen.exact.streams import MOST_WORDS
+from minigen.model.model import PARAMETERS as PARAMETERS
 from minigen.model.model import Model
+from minigen.model.model import fingerprint as fingerprint
 from minigen.text.tokenizer import ByteTokenizer
 
 FORMAT = 1  # raised whenever a file of the old kind would be misread
-PARAMETERS = ("E", "W", "b")
 STREAMS = ("inference", "optimizer")  # without these positions a run cannot go on as it was
 
 _FOREIGN = {  # first bytes of files that can run code when they are read the usual way
@@ -166,16 +167,6 @@ def locate(model_path: str | Path) -> Path:
             "name a run folder or a checkpoint file"
         )
     return steps[max(steps)]
-
-
-def fingerprint(parameters: Tensors) -> str:
-    """SHA-256 over E, W, b: name, NUL, shape as decimals joined by commas, NUL, `<f8` bytes."""
-    digest = hashlib.sha256()
-    for name in PARAMETERS:
-        tensor = np.ascontiguousarray(parameters[name], dtype="<f8")
-        digest.update(f"{name}\0{','.join(map(str, tensor.shape))}\0".encode())
-        digest.update(_bytes(tensor))
-    return digest.hexdigest()
 
 
 def write_atomically(path: str | Path, *parts: bytes | memoryview) -> None:

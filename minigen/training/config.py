@@ -14,6 +14,9 @@ from minigen.errors import MinigenError, OptionError
 from minigen.paths import expand
 from minigen.training.keys import KEYS, TABLES, Tables, shown
 
+CONFIG = "config.toml"
+"""The file of a run folder that holds its config, and with it where its text lies."""
+
 Values = dict[str, Any]  # table name → its keys and values, as TOML gives them
 
 
@@ -103,6 +106,19 @@ def defaults() -> Values:
         table, _, name = dotted.partition(".")
         tables.setdefault(table, {})[name] = key.default
     return tables
+
+
+def located(config: Config, checkpoint: Path) -> Config:
+    """Return a checkpoint's config, made to say where its text lies.
+
+    A checkpoint holds no path: an external text is found by the config of its run folder. Standard
+    input cannot be read again.
+    """
+    beside = checkpoint.parent / CONFIG
+    if config.corpus.text != "external" or not beside.is_file():
+        return config
+    text = Config.load(beside).corpus.text
+    return config if "-" in text else config.override({"corpus.text": text})
 
 
 def differences(a: Config, b: Config) -> list[tuple[str, Any, Any]]:

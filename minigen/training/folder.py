@@ -14,29 +14,14 @@ from typing import IO, Any, Self
 
 from minigen.errors import MinigenError
 from minigen.training import checkpoint
+from minigen.training.config import CONFIG as CONFIG
 from minigen.training.config import Config, differences
 from minigen.training.run import Run, StepRecord
 from minigen.training.workers import join
 
-CONFIG = "config.toml"
 METRICS, SAMPLES, TIMING = "metrics.jsonl", "samples.jsonl", "timing.jsonl"
 _LOGS = (METRICS, SAMPLES, TIMING)
 _FREE_TABLES = ("evaluation", "sampling", "checkpoint")  # they leave the weights as they are
-
-
-def load_run(model_path: str | Path) -> Run:
-    """Load a checkpoint or run folder; the config beside it says where an external text is.
-
-    A checkpoint holds no path, so without that config the text must be given again.
-    """
-    path = checkpoint.locate(model_path)
-    run = Run.load(path)
-    beside = path.parent / CONFIG
-    if run.config.corpus.text == "external" and beside.is_file():
-        text = Config.load(beside).corpus.text
-        if "-" not in text:
-            run.config = run.config.override({"corpus.text": text})
-    return run
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -234,7 +234,10 @@ def _option(name: str) -> tuple[Any, Any]:
 
 
 if TYPE_CHECKING:
-    SamplingTable = _SamplingTable
+
+    class SamplingTable(_SamplingTable, Policy):  # type: ignore[misc]  # both are frozen
+        """What a type checker sees of it: the keys above and every option of a policy."""
+
 else:  # the list of options has one home, the Policy
     SamplingTable = create_model(
         "SamplingTable",

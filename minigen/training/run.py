@@ -6,22 +6,22 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import add, index
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import numpy as np
 
-from minigen.decoding.generation import Continuation, complete, generate
-from minigen.decoding.policy import Policy
+from minigen.decoding.generator import Generator
+from minigen.decoding.policy import PolicyOptions
 from minigen.decoding.scoring import mean_loss
 from minigen.errors import MinigenError, OptionError
 from minigen.exact.streams import Stream
 from minigen.model.model import Model, Statistics
 from minigen.model.optimizer import Optimizer
 from minigen.text import corpus
-from minigen.text.corpus import Corpus
+from minigen.text.corpus import Corpus, Tokens
 from minigen.text.tokenizer import ByteTokenizer
 from minigen.training import checkpoint
-from minigen.training.config import Config
+from minigen.training.config import Config, located
 from minigen.training.workers import join
 
 Text = str | bytes | Sequence[str | bytes]
@@ -126,11 +126,28 @@ class Run:
             return corpus.load(table.text, **options)
         return corpus.from_memory(text, **options)
 
+    def __repr__(self) -> str:
+        loss = f"loss {self.last.loss:.4f}" if self.last else "no loss yet"
+        total = self.config.training.steps
+        return f"Run(step {self.step} of {total}, {loss}, fingerprint {self.fingerprint[:12]}…)"
+
+    def _repr_html_(self) -> str:
+        """Show the run in a notebook."""
+        facts = {
+            "step": f"{self.step} of {self.config.training.steps}",
+            "loss": f"{self.last.loss:.4f} nats per token" if self.last else "none measured yet",
+            "weights": f"{self.model.flat.size:,}",
+            "fingerprint": f"<code>{self.fingerprint}</code>",
+        }
+        rows = "".join(f"<tr><th>{name}</th><td>{fact}</td></tr>" for name, fact in facts.items())
+        return f"<table>{rows}</table>"
+
     def _build(self, tokenizer: ByteTokenizer) -> None:
         config = self.config
         for name, table in config.portable().items():
             self.workers.agree(f"[{name}] in their config", json.dumps(table))
         config.sampling.policy.check_ids(tokenizer.vocab_size)  # now, not at the first sample
+        self.last: StepRecord | None = None  # what the latest step left, in this process
         self.tokenizer = tokenizer
         self.model = Model(
             tokenizer.vocab_size, config.model.context_length, config.model.embedding_dim
@@ -151,7 +168,7 @@ class Run:
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the weights: what two runs compare."""
-        return checkpoint.fingerprint(self.model.parameters)
+        return self.model.fingerprint
 
     def train(self, steps: int | None = None) -> list[StepRecord]:
         """Train some steps, by default all that are left; see ``steps``."""
@@ -170,7 +187,11 @@ class Run:
                 f"steps must be from 0 to the {left} left of training.steps = "
                 f"{self.config.training.steps} (got {steps}); raise training.steps to train longer"
             )
-        return (self._take_step() for _ in range(steps))
+        return (self._record_step() for _ in range(steps))
+
+    def _record_step(self) -> StepRecord:
+        self.last = self._take_step()
+        return self.last
 
     def _take_step(self) -> StepRecord:
         step = self.step + 1
@@ -245,30 +266,60 @@ class Run:
             )
         return read
 
+    def read(self, text: Text | None = None, paths: Sequence[str | Path] = ()) -> Tokens:
+        """Return the tokens of a text, or of files and folders, or of the validation part.
+
+        A text is cut into documents as the run's own is; a list holds documents. Raises
+        MinigenError where a file cannot be read, or no text is held back for validation.
+        """
+        options: dict[str, Any] = {
+            "documents": self.config.corpus.documents,
+            "tokenizer": self.tokenizer,
+        }
+        if text is not None and paths:
+            raise OptionError("give a text or paths, not both")
+        if text is not None:
+            return corpus.from_memory(text, **options).training
+        if paths:
+            return corpus.load(paths, **options).training
+        validation = self.read_corpus().validation
+        if not len(validation):
+            raise MinigenError("this run holds no text back for validation: give one (--text)")
+        return validation
+
     def evaluate(self) -> float | None:
         """Mean loss of the validation tokens in nats per token; None if there are none."""
         validation = self.read_corpus().validation
         return mean_loss(self.model, validation) if len(validation) else None
 
+    @property
+    def generator(self) -> Generator:
+        """The model as it is now, to write with: all that `minigen.load` gives.
+
+        Without a seed it draws on from where ``streams["inference"]`` stands.
+        """
+        return Generator(
+            self.model, self.tokenizer, read=self.read, stream=lambda: self.streams["inference"]
+        )
+
     def generate(
-        self, prompt: str | bytes = "", *, max_new_tokens: int = 200, **policy: Any
+        self,
+        prompt: str | bytes = "",
+        *,
+        max_new_tokens: int = 200,
+        **options: Unpack[PolicyOptions],
     ) -> str:
         """Continue a prompt, drawing on from where ``streams["inference"]`` stands.
 
-        ``policy`` are the options of ``Policy``. Returns the continuation alone.
+        The options are those of a `Policy`. Returns the continuation alone; ``generator`` has more.
         """
-        return self._continue(prompt, Policy(**policy), max_new_tokens).text
-
-    def _continue(self, prompt: str | bytes, policy: Policy, max_new_tokens: int) -> Continuation:
-        streams = [self.streams["inference"]]
-        pieces = generate(
-            self.model, self.tokenizer, [prompt], policy, streams, max_new_tokens=max_new_tokens
-        )
-        return complete(pieces)[0]
+        return self.generator.generate(prompt, max_new_tokens=max_new_tokens, **options).text
 
     def _sample(self) -> Sample:
         table = self.config.sampling
-        sample = self._continue(table.prompt, table.policy, table.max_new_tokens)
+        sample = self.generator.generate(
+            table.prompt, policy=table.policy, max_new_tokens=table.max_new_tokens
+        )
         return Sample(self.step, table.prompt, sample.text, sample.token_ids)
 
     def save(self, path: str | Path) -> None:
@@ -314,8 +365,9 @@ class Run:
     ) -> Self:
         """Take up a checkpoint, or the latest one of a run folder.
 
-        ``text`` is the external corpus, needed to train on; ``config`` replaces the one in the
-        file: it says where the text lies, and may change what does not decide the weights so far.
+        An external corpus is found by the config of the run folder, or given as ``text``;
+        ``config`` replaces the one in the file, and may change what does not decide the weights so
+        far.
         Of several workers, as many as you like, the first one reads the file for all.
         """
         run = cls.__new__(cls)
@@ -323,6 +375,8 @@ class Run:
         path = run.workers.from_first(lambda: checkpoint.locate(path))
         saved = run.workers.from_first(lambda: checkpoint.load(path))
         run.config = config or Config.from_dict(saved.config, source=str(path))
+        if config is None and text is None:
+            run.config = run.workers.from_first(lambda: located(run.config, path))
         run.corpus, run.corpus_sha256, run._progress = None, saved.corpus_sha256, progress
         run._build(ByteTokenizer.from_state(saved.tokenizer))
         run._check(path, saved)

@@ -20,7 +20,7 @@ from typing import Any
 
 from minigen.errors import MinigenError, OptionError
 from minigen.training.config import Config, differences, parse_override
-from minigen.training.folder import CONFIG, METRICS, require_empty
+from minigen.training.folder import CONFIG, METRICS, RunFolder, require_empty
 
 SEED = "run.seed"
 MOST_RUNS = 10_000
@@ -100,7 +100,7 @@ def parse_seeds(text: str) -> range:
     return seeds
 
 
-def plan(config: Config, axes: Axes, seeds: range) -> dict[str, Config]:
+def plan(config: Config, axes: Axes, seeds: Sequence[int]) -> dict[str, Config]:
     """Name a run for each combination of values and each seed: sub-folder → its config.
 
     Raises OptionError where a value breaks a rule, so that no run is left to find out.
@@ -177,6 +177,35 @@ def last_metrics(folder: Path) -> dict[str, Any]:
         return {}
     line: dict[str, Any] = json.loads(lines[-2]) if len(lines) > 1 else {}
     return line
+
+
+def sweep(
+    config: Config,
+    values: Mapping[str, Sequence[object]],
+    *,
+    out: str | Path,
+    seeds: Sequence[int] | None = None,
+) -> list[dict[str, Any]]:
+    """Train a config with every combination of values, for each seed, in folders of ``out``.
+
+    ``values`` maps a dotted key to its values; ``seeds`` defaults to the config's own. Runs that
+    are done in ``out`` are not trained again, so that calling it once more goes on. Returns what
+    each run came to: its folder, seed, values, and the last line of its metrics.
+    """
+    axes = {key: {_text(value): value for value in several} for key, several in values.items()}
+    runs = plan(config, axes, [config.run.seed] if seeds is None else seeds)
+    path = Path(out)
+    if not any((path / name / CONFIG).is_file() for name in runs):
+        create(path, runs)
+    results = []
+    for name, one in runs.items():
+        folder = path / name
+        if not is_done(folder, one):
+            for _ in RunFolder.resume(folder, one).steps():
+                pass
+        changed = {key: reduce(getattr, key.split("."), one) for key in (SEED, *values)}
+        results.append({"folder": folder, **changed, **last_metrics(folder)})
+    return results
 
 
 # ── What came of it ──────────────────────────────────────────────────────────────────────────────

@@ -1,0 +1,284 @@
+"""A generator is a model to write with: texts, beams, scores and decisions in one call each.
+
+The commands of the same names print what these calls return, token for token.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Unpack, overload
+
+from minigen.decoding import candidates, generation, scoring
+from minigen.decoding.beams import beam_search
+from minigen.decoding.candidates import Decision
+from minigen.decoding.generation import Continuation, Piece, check_count, complete
+from minigen.decoding.policy import Policy, PolicyOptions
+from minigen.decoding.scoring import Evaluation, Score
+from minigen.decoding.speculation import speculate
+from minigen.errors import OptionError
+from minigen.exact.streams import Stream
+from minigen.model.model import Model
+from minigen.text.corpus import Tokens
+from minigen.text.tokenizer import ByteTokenizer
+
+Text = str | bytes
+Texts = Sequence[str] | Sequence[bytes]
+
+
+class _Settings(PolicyOptions, total=False):
+    """Every keyword of `Generator.generate` but one, for its overloads."""
+
+    seed: int | None
+    stop: Text | Sequence[Text]
+    max_new_tokens: int
+    policy: Policy | None
+    draft: "Generator | None"
+    num_draft_tokens: int
+    log_probabilities: bool
+
+
+_SETTINGS = ("num_samples", *(_Settings.__annotations__.keys() - PolicyOptions.__annotations__))
+
+
+class Generator:
+    """A model to write with: `minigen.load(MODEL)`, or the `generator` of a run in progress.
+
+    What a decoding call takes, beside its own arguments, are the options of a `Policy`, or
+    ``policy``, one made of them. ``stop`` is a string or several, before which the text ends.
+    ``seed`` names the random numbers. Sample 0 of each prompt draws from stream ``inference``,
+    sample i from ``inference/i``, and with a draft from ``inference/draft`` and
+    ``inference/accept`` (``inference/i/draft`` …), each from its start: a text depends on neither
+    its neighbours nor earlier calls. Without a seed it is 0; a run's own generator then draws on
+    from where the run's ``inference`` stands, one text after the other.
+
+    Nothing here changes a weight. A wrong option raises OptionError.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        tokenizer: ByteTokenizer,
+        *,
+        read: Callable[[Text | Texts | None, Sequence[str | Path]], Tokens],
+        stream: Callable[[], Stream] | None = None,
+    ):
+        # read: the tokens of a text, of files, or of what the model's run held back;
+        # stream: the one to draw from where no seed is given.
+        self.model, self.tokenizer = model, tokenizer
+        self._read, self._stream = read, stream
+
+    def __repr__(self) -> str:
+        return f"Generator({self.model!r}, fingerprint {self.fingerprint[:12]}…)"
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the weights."""
+        return self.model.fingerprint
+
+    @overload
+    def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str
+        self, prompt: Text = "", *, num_samples: None = None, **settings: Unpack[_Settings]
+    ) -> Continuation: ...
+
+    @overload
+    def generate(
+        self, prompt: Text, *, num_samples: int, **settings: Unpack[_Settings]
+    ) -> list[Continuation]: ...
+
+    @overload
+    def generate(
+        self, prompt: Texts, *, num_samples: int | None = None, **settings: Unpack[_Settings]
+    ) -> list[Continuation]: ...
+
+    def generate(
+        self,
+        prompt: Text | Texts = "",
+        *,
+        num_samples: int | None = None,
+        seed: int | None = None,
+        stop: Text | Sequence[Text] = (),
+        max_new_tokens: int = 200,
+        policy: Policy | None = None,
+        draft: "Generator | None" = None,
+        num_draft_tokens: int = 4,
+        log_probabilities: bool = False,
+        **options: Unpack[PolicyOptions],
+    ) -> Continuation | list[Continuation]:
+        """Continue a prompt, or each of a list.
+
+        Returns the continuation of one prompt; of several prompts, or where ``num_samples`` is
+        given, a list: prompt by prompt, sample by sample. ``draft`` is a smaller generator with
+        the same tokenizer, which proposes ``num_draft_tokens`` at a time (speculation);
+        ``log_probabilities`` adds the model's own for each token, in nats.
+        """
+        is_one = isinstance(prompt, Text)
+        pieces = self.pieces(
+            [prompt] if isinstance(prompt, Text) else prompt,
+            num_samples=1 if num_samples is None else num_samples,
+            seed=seed,
+            stop=stop,
+            max_new_tokens=max_new_tokens,
+            policy=policy,
+            draft=draft,
+            num_draft_tokens=num_draft_tokens,
+            log_probabilities=log_probabilities,
+            **options,
+        )
+        texts = complete(pieces)
+        return texts[0] if is_one and num_samples is None else texts
+
+    def stream(
+        self,
+        prompt: Text = "",
+        *,
+        seed: int | None = None,
+        stop: Text | Sequence[Text] = (),
+        max_new_tokens: int = 200,
+        policy: Policy | None = None,
+        draft: "Generator | None" = None,
+        num_draft_tokens: int = 4,
+        **options: Unpack[PolicyOptions],
+    ) -> Iterator[str]:
+        """Continue a prompt as `generate` does; yield its text in parts, each once it is certain.
+
+        Held back is what may become a stop string, or is not a whole character yet.
+        """
+        pieces = self.pieces(
+            [prompt],
+            seed=seed,
+            stop=stop,
+            max_new_tokens=max_new_tokens,
+            policy=policy,
+            draft=draft,
+            num_draft_tokens=num_draft_tokens,
+            **options,
+        )
+        return (piece.text for piece in pieces if piece.text)
+
+    def pieces(
+        self,
+        prompts: Sequence[Text],
+        *,
+        num_samples: int = 1,
+        seed: int | None = None,
+        stop: Text | Sequence[Text] = (),
+        max_new_tokens: int = 200,
+        policy: Policy | None = None,
+        draft: "Generator | None" = None,
+        num_draft_tokens: int = 4,
+        log_probabilities: bool = False,
+        **options: Unpack[PolicyOptions],
+    ) -> Iterator[Piece]:
+        """Continue prompts as `generate` does; yield every token of every text once it is chosen.
+
+        A piece's ``row`` counts the texts, prompt by prompt, sample by sample.
+        """
+        policy = Policy.of(policy, options, _SETTINGS)
+        check_count("num_samples", num_samples)
+        if isinstance(prompts, Text) or not isinstance(prompts, Iterable):
+            raise OptionError(f"prompts must be a list of str or bytes (got {prompts!r})")
+        texts = [prompt for prompt in prompts for _ in range(num_samples)]
+        own = self._stream() if self._stream and seed is None else None
+        number = 0 if seed is None else seed
+        names = [
+            f"inference/{sample}" if sample else "inference"
+            for _ in prompts
+            for sample in range(num_samples)
+        ]
+        write = partial(
+            generation.generate,
+            self.model,
+            self.tokenizer,
+            policy=policy,
+            max_new_tokens=max_new_tokens,
+            stop=stop,
+            log_probabilities=log_probabilities,
+        )
+        if draft is not None:
+            if not isinstance(draft, Generator):
+                raise OptionError(
+                    f"draft must be a Generator, as minigen.load gives (got {draft!r})"
+                )
+            pairs = [
+                (own, own)
+                if own
+                else (Stream(number, f"{name}/draft"), Stream(number, f"{name}/accept"))
+                for name in names
+            ]
+            return speculate(
+                self.model,
+                self.tokenizer,
+                draft.model,
+                draft.tokenizer,
+                texts,
+                policy,
+                pairs,
+                num_draft_tokens=num_draft_tokens,
+                max_new_tokens=max_new_tokens,
+                stop=stop,
+                log_probabilities=log_probabilities,
+            )
+        if own is None:
+            return write(prompts=texts, streams=[Stream(number, name) for name in names])
+        # One stream gives its words to one text after the other.
+        rows = [write(prompts=[text], streams=[own]) for text in texts]
+        return chain.from_iterable(
+            (piece._replace(row=row) for piece in pieces) for row, pieces in enumerate(rows)
+        )
+
+    def beams(
+        self,
+        prompt: Text = "",
+        *,
+        num_beams: int = 4,
+        length_penalty: float = 1.0,
+        stop: Text | Sequence[Text] = (),
+        max_new_tokens: int = 200,
+        policy: Policy | None = None,
+        log_probabilities: bool = False,
+        **options: Unpack[PolicyOptions],
+    ) -> list[Continuation]:
+        """Search for the likeliest continuations of a prompt; return up to B, best first.
+
+        A score is the log-probability in nats divided by the length to the power of
+        ``length_penalty``. No random number is drawn: an option that shapes a draw is refused.
+        """
+        return beam_search(
+            self.model,
+            self.tokenizer,
+            prompt,
+            Policy.of(policy, options, ("num_beams", "length_penalty", *_SETTINGS)),
+            num_beams=num_beams,
+            length_penalty=length_penalty,
+            max_new_tokens=max_new_tokens,
+            stop=stop,
+            log_probabilities=log_probabilities,
+        )
+
+    def score(self, text: Text) -> Score:
+        """Say how likely the model holds a text, token by token; an empty one is refused."""
+        return scoring.score(self.model, self.tokenizer, text)
+
+    def next(
+        self,
+        prompt: Text = "",
+        *,
+        top: int = 10,
+        policy: Policy | None = None,
+        **options: Unpack[PolicyOptions],
+    ) -> Decision:
+        """Show the ``top`` likeliest tokens to follow a prompt, after all rules and filters."""
+        policy = Policy.of(policy, options, ("top",))
+        return candidates.decide(self.model, self.tokenizer, prompt, policy, top=top)
+
+    def evaluate(
+        self, text: Text | Texts | None = None, *, paths: Sequence[str | Path] = ()
+    ) -> Evaluation:
+        """Measure loss and calibration on a text, or on the text that the run held back.
+
+        ``text`` is one text, cut into documents as the run's own was, or a list of documents;
+        ``paths`` name files and folders instead. Raises MinigenError where a run held none back,
+        or where its text is not to be found.
+        """
+        return scoring.evaluate(self.model, self._read(text, paths))

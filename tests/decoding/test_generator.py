@@ -1,0 +1,224 @@
+"""The generator in front: what a command prints, a call returns; a run draws from its stream."""
+
+import json
+from collections.abc import Callable
+from dataclasses import fields
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minigen import Config, Generator, OptionError, Policy, Run, Stream, load
+from minigen.decoding.generator import _Settings
+from minigen.decoding.policy import PolicyOptions
+from minigen.training.keys import SamplingTable
+from tests.conftest import TINY, Result
+
+Command = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def model(tiny_run: Path) -> Generator:
+    return load(tiny_run)
+
+
+@pytest.fixture
+def run() -> Run:
+    return Run(Config.load(overrides=TINY))
+
+
+def json_lines(result: Result) -> list[dict[str, Any]]:
+    assert result.status == 0
+    return [json.loads(line) for line in result.out.splitlines()]
+
+
+# ── The command of the same name gives the same ──────────────────────────────────────────────────
+
+CALLS: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "nothing": ([], {}),
+    "a seed": (["--seed", "5"], {"seed": 5}),
+    "a policy": (
+        ["--temperature", "0.8", "--top-k", "40", "--seed", "1"],
+        {"temperature": 0.8, "top_k": 40, "seed": 1},
+    ),
+    "greedy": (["--greedy"], {"temperature": 0}),
+    "a stop string": (["--stop", "e", "--seed", "2"], {"stop": "e", "seed": 2}),
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_generate_is_the_command_of_that_name(
+    minigen: Command, tiny_run: Path, model: Generator, case: str
+) -> None:
+    options, keywords = CALLS[case]
+    command = ("generate", str(tiny_run), "Once", "--max-new-tokens", "12", "--json", *options)
+    (line,) = json_lines(minigen(*command))
+    text = model.generate("Once", max_new_tokens=12, log_probabilities=True, **keywords)
+    assert (text.text, text.token_ids, text.finish_reason, text.log_probabilities) == (
+        line["text"],
+        line["token_ids"],
+        line["finish_reason"],
+        line["log_probabilities"],
+    )
+
+
+def test_several_prompts_and_samples_are_those_of_the_command(
+    minigen: Command, tiny_run: Path, model: Generator
+) -> None:
+    Path("prompts").write_text("Once\nThen\n")
+    options = ("--num-samples", "2", "--seed", "3", "--max-new-tokens", "9", "--json")
+    lines = json_lines(minigen("generate", str(tiny_run), "--prompts", "prompts", *options))
+    texts = model.generate(["Once", "Then"], num_samples=2, seed=3, max_new_tokens=9)
+    assert [text.token_ids for text in texts] == [line["token_ids"] for line in lines]
+    assert texts[2].token_ids == model.generate("Then", seed=3, max_new_tokens=9).token_ids
+
+
+def test_a_draft_gives_the_text_of_the_command(
+    minigen: Command, tiny_run: Path, model: Generator
+) -> None:
+    draft = tiny_run / "step-000004.safetensors"
+    options = ("--draft", str(draft), "--num-samples", "2", "--max-new-tokens", "9", "--json")
+    lines = json_lines(minigen("generate", str(tiny_run), "a", *options))
+    loaded = load(draft)
+    texts = model.generate("a", draft=loaded, num_samples=2, max_new_tokens=9)
+    assert [text.token_ids for text in texts] == [line["token_ids"] for line in lines]
+    assert texts[0].acceptance_rate == lines[0]["acceptance_rate"]
+
+
+def test_the_best_of_the_beams_is_the_text_of_the_command(
+    minigen: Command, tiny_run: Path, model: Generator
+) -> None:
+    options = ("--num-beams", "3", "--max-new-tokens", "5", "--json")
+    (line,) = json_lines(minigen("generate", str(tiny_run), "a", *options))
+    beams = model.beams("a", num_beams=3, max_new_tokens=5)
+    assert beams[0].token_ids == line["token_ids"]
+    scores = [beam.score for beam in beams]
+    assert scores == sorted(scores, reverse=True)  # type: ignore[type-var]
+
+
+def test_score_next_and_evaluate_are_the_commands_of_their_names(
+    minigen: Command, tiny_run: Path, model: Generator
+) -> None:
+    (line,) = json_lines(minigen("score", str(tiny_run), "Once", "--json"))
+    assert vars(model.score("Once")) == line
+    (line,) = json_lines(minigen("next", str(tiny_run), "Once", "--top", "3", "--json"))
+    decision = model.next("Once", top=3)
+    assert (decision.greedy_token_id, decision.entropy) == (
+        line["greedy_token_id"],
+        line["entropy"],
+    )
+    for candidate, shown in zip(decision.candidates, line["candidates"], strict=True):
+        assert candidate.bytes.hex() == shown.pop("bytes")
+        assert {name: getattr(candidate, name) for name in shown} == shown
+    (line,) = json_lines(minigen("evaluate", str(tiny_run), "--json"))
+    assert model.evaluate().loss == line["loss"]
+
+
+def test_a_stream_gives_the_text_of_generate_in_parts(model: Generator) -> None:
+    whole = model.generate("Once", seed=4, max_new_tokens=20)
+    parts = list(model.stream("Once", seed=4, max_new_tokens=20))
+    assert "".join(parts) == whole.text
+    assert len(parts) > 1
+    assert "" not in parts
+
+
+# ── A run's own generator ────────────────────────────────────────────────────────────────────────
+
+
+def test_a_run_draws_on_from_its_stream_one_text_after_the_other(run: Run) -> None:
+    run.streams["inference"].position = 7
+    texts = run.generator.generate(["a", "b"], max_new_tokens=5)
+    at = Stream(0, "inference", 7)
+    for text in texts:
+        for token in text.token_ids:
+            assert 0 <= token < 257
+            at.word()
+    assert run.streams["inference"].position == at.position
+
+
+def test_what_a_run_writes_first_is_what_its_checkpoint_writes(run: Run, tmp_path: Path) -> None:
+    run.save(tmp_path / "saved.safetensors")
+    saved = load(tmp_path / "saved.safetensors")
+    assert run.generate("a", max_new_tokens=9) == saved.generate("a", max_new_tokens=9).text
+
+
+def test_with_a_seed_or_a_draft_a_run_moves_no_stream_but_inference(run: Run) -> None:
+    before = {name: stream.position for name, stream in run.streams.items()}
+    run.generator.generate("a", seed=0, num_samples=2, max_new_tokens=5)
+    run.generator.beams("a", max_new_tokens=3)
+    run.generator.next("a")
+    run.generator.score("a")
+    run.generator.evaluate()
+    assert {name: stream.position for name, stream in run.streams.items()} == before
+    run.generator.generate("a", draft=run.generator, max_new_tokens=5)
+    after = {name: stream.position for name, stream in run.streams.items()}
+    assert after.pop("inference") > before.pop("inference")
+    assert after == before
+
+
+def test_a_run_loaded_from_its_folder_finds_its_text(minigen: Command, tmp_path: Path) -> None:
+    Path("mine.txt").write_text("to be or not to be\n" * 20)
+    settings = [part for key, value in TINY.items() for part in ("--set", f"{key}={value}")]
+    assert minigen("train", *settings, "--text", "mine.txt", "--out", "mine").status == 0
+    expected = json_lines(minigen("evaluate", "mine", "--json"))[0]["loss"]
+    assert Run.load("mine").evaluate() == expected
+    assert load("mine").evaluate().loss == expected
+    other = load("mine").evaluate("to be")
+    assert (other.tokens, other.bytes) == (6, 5)
+    assert load("mine").evaluate(paths=["mine.txt"]).bytes == 379  # the last line's end left out
+
+
+# ── Mistakes get one line ────────────────────────────────────────────────────────────────────────
+
+MISTAKES: dict[str, tuple[Callable[[Generator], object], str]] = {
+    "a misspelt option": (
+        lambda model: model.generate("a", temprature=0.3),  # type: ignore[call-overload]
+        "unknown option 'temprature': the nearest known one is temperature",
+    ),
+    "a misspelt setting": (
+        lambda model: model.generate("a", max_tokens=3),  # type: ignore[call-overload]
+        "the nearest known one is max_new_tokens",
+    ),
+    "a policy and an option": (
+        lambda model: model.generate("a", policy=Policy(), top_k=3),
+        "give a policy or its options, not both (got policy and top_k)",
+    ),
+    "no policy": (lambda model: model.next("a", policy="greedy"), "must be a Policy"),  # type: ignore[arg-type]
+    "no prompt": (lambda model: model.generate(5), "(got 5)"),  # type: ignore[call-overload]
+    "a prompt in a list that is none": (
+        lambda model: model.generate(["a", 5]),  # type: ignore[list-item]
+        "must be a str or bytes (got 5)",
+    ),
+    "a seed that is a fraction": (lambda model: model.generate("a", seed=0.5), "(got 0.5)"),  # type: ignore[call-overload]
+    "a seed in words": (lambda model: model.generate("a", seed="one"), "(got 'one')"),  # type: ignore[call-overload]
+    "no sample": (lambda model: model.generate("a", num_samples=0), "num_samples must be"),
+    "a draft that is a path": (
+        lambda model: model.generate("a", draft="runs/small"),  # type: ignore[call-overload]
+        "draft must be",
+    ),
+    "a text and paths": (lambda model: model.evaluate("a", paths=["b"]), "not both"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_an_option_error_of_one_line(model: Generator, mistake: str) -> None:
+    call, message = MISTAKES[mistake]
+    with pytest.raises(OptionError) as caught:
+        call(model)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# ── One list of options ──────────────────────────────────────────────────────────────────────────
+
+
+def test_every_option_of_a_policy_is_a_keyword_with_its_type() -> None:
+    typed = {option.name: option.type for option in fields(Policy)}
+    assert PolicyOptions.__annotations__ == typed
+    assert typed.keys() < SamplingTable.model_fields.keys()
+
+
+def test_the_overloads_of_generate_name_each_of_its_keywords() -> None:
+    own = signature(Generator.generate).parameters.keys() - {"self", "prompt", "options"}
+    assert _Settings.__annotations__.keys() - PolicyOptions.__annotations__ == own - {"num_samples"}
