@@ -3,13 +3,17 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL = $(PYTHON) -m pip --python $(BIN)/python install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-slow test-oldest test-browser docs screenshot check bench clean
+.PHONY: demo test test-all test-slow test-oldest test-browser docs screenshot check bench clean
 
 demo: .venv/installed
 	$(BIN)/minigen demo
 
 test: .venv/installed-dev
 	$(BIN)/python -m pytest -n auto --dist loadscope
+	@echo "Left out: test-slow (minutes), test-oldest (the oldest libraries), test-browser (the page in \
+	chromium). make test-all leaves nothing out."
+
+test-all: test check test-slow test-oldest test-browser
 
 test-slow: .venv/installed-dev
 	$(BIN)/python -m pytest -m slow
@@ -31,6 +35,7 @@ docs: .venv/installed-dev
 	$(BIN)/minigen config > configs/fables.toml
 	$(BIN)/python -m tests.test_documents
 
+# What a change must pass beside the tests; the hook in .pre-commit-config.yaml runs it.
 check: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -1,12 +1,24 @@
 """What several tests share: a small trained run, and the command line in this process."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from hypothesis import settings
 
 from minigen import cli
+
+# Of all property tests: a busy machine is no fault, and the examples are the same each time.
+# `pytest --hypothesis-profile=default` looks for others.
+settings.register_profile("minigen", deadline=None, derandomize=True)
+settings.load_profile("minigen")
+
+not_as_root = pytest.mark.skipif(
+    hasattr(os, "geteuid") and os.geteuid() == 0,
+    reason="root may read and write everything: needs to run as another user",
+)
 
 TINY = {  # a run of a second: bytes only, two of context
     "tokenizer.vocab_size": 257,

@@ -12,7 +12,7 @@ import click
 import pytest
 
 from minigen import cli
-from tests.conftest import TINY_SETTINGS, Result
+from tests.conftest import TINY_SETTINGS, Result, not_as_root
 
 Command = Callable[..., Result]
 COMMANDS = cli.cli.list_commands(click.Context(cli.cli))
@@ -205,7 +205,7 @@ def test_what_decided_the_weights_cannot_change_on_resume(minigen: Command, sett
     assert setting.partition("=")[0] in result.err
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+@not_as_root
 def test_a_folder_that_cannot_be_written_is_named(minigen: Command, tmp_path: Path) -> None:
     (tmp_path / "locked").mkdir(mode=0o500)
     result = minigen("train", *TINY_SETTINGS, "--out", "locked/run")

@@ -72,7 +72,7 @@ def every_text(table, length, length_penalty, end_of_text):
     return sorted(scores.items(), key=lambda text: -text[1])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     arrays(np.float64, (3, 3), elements=st.floats(-3, 3), unique=True),
     st.sampled_from([-0.5, 0.0, 0.7, 1.0, 2.0]),

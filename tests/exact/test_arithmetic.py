@@ -247,7 +247,7 @@ near_powers = st.builds(
 
 
 @given(st.lists(magnitudes | near_powers, min_size=1, max_size=8), st.integers(2, 26))
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_a_grid_is_within_its_bits_and_half_a_unit_and_rounding_twice_is_rounding_once(x, bits):
     x = np.array(x)
     integers, unit = round_to_grid(x, bits)
@@ -319,7 +319,7 @@ def test_products_equal_those_of_python_integers(length):
 
 
 @given(st.sampled_from(LENGTHS), st.integers(0, 2**32 - 1))
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_shuffling_splitting_or_laying_out_the_summed_axis_changes_no_bit(length, seed):
     rng, limit = generator(seed), 2 ** grid_bits(length)
     a = rng.integers(-limit, limit, (5, length), endpoint=True).astype(np.float64)

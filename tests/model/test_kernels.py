@@ -12,7 +12,9 @@ from minigen.model import kernels
 from minigen.model.model import Model
 from minigen.model.optimizer import Optimizer
 
-numba = pytest.importorskip("minigen.model.kernels_numba")
+numba = pytest.importorskip(
+    "minigen.model.kernels_numba", reason="needs numba: pip install 'minigen[fast]'"
+)
 
 # N, K, D, V: one of each; odd sizes; a block of rows and more; several blocks and threads
 SHAPES = [(1, 1, 1, 2), (5, 3, 2, 7), (67, 8, 5, 257), (3000, 2, 4, 512), (200, 5, 16, 1031)]

@@ -199,7 +199,7 @@ def test_statistics_are_the_integers_of_the_definition(shape, size):
 
 
 @given(st.integers(1, 40), st.integers(1, 8), st.integers(0, 2**32 - 1))
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_statistics_of_parts_add_up_bit_for_bit_in_any_number_and_order(size, parts, seed):
     model, rng = new_model(40, 3, 4), np.random.Generator(np.random.PCG64(seed))
     contexts, targets = batch(model, size, seed)

@@ -14,7 +14,7 @@ NODE = shutil.which("node")
 TWIN = Path(__file__).parents[2] / "minigen" / "report" / "twin.js"
 DRIVER = Path(__file__).parent / "twin_driver.js"
 
-needs_node = pytest.mark.skipif(NODE is None, reason="Node.js (node) is not installed")
+needs_node = pytest.mark.skipif(NODE is None, reason="needs node: install Node.js")
 
 
 def ask(kind: str, **question: Any) -> Any:

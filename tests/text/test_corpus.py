@@ -17,6 +17,7 @@ from minigen.errors import MinigenError, OptionError
 from minigen.text import corpus
 from minigen.text.documents import Source
 from minigen.text.tokenizer import END_OF_TEXT, ByteTokenizer
+from tests.conftest import not_as_root
 
 PROSE = (
     "The crow sat in the old tree — the tallest one.\nIt sang.\r\n\r\nThe end.\n\n" * 9
@@ -206,7 +207,7 @@ def test_what_cannot_be_read_is_named_with_the_cause_in_one_line(tmp_path, make,
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+@not_as_root
 def test_a_file_without_permission_is_named(tmp_path):
     path = tmp_path / "text.txt"
     path.touch(mode=0)

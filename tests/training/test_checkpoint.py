@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import re
-import resource
 import subprocess
 import sys
 import zipfile
@@ -429,6 +428,7 @@ def test_a_missing_file_a_folder_and_a_device_are_refused(tmp_path):
 def test_a_full_disk_leaves_the_older_file_and_no_rubbish(path):
     """Field report 9; a limit on the size of files stands in for the disk."""
     older = path.read_bytes()
+    resource = pytest.importorskip("resource", reason="needs POSIX, to limit a file's size")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(older) // 2, hard))
     try:

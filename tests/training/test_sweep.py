@@ -225,7 +225,7 @@ def test_one_bar_shows_the_steps_of_all_runs(minigen: Command, here):
     assert "2 of 2 runs" in result.err
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no choice of cores here")
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux, to choose cores")
 @pytest.mark.parametrize(
     "interruption",
     [

@@ -23,7 +23,8 @@ MPIEXEC = shutil.which(
 REPOSITORY = Path(__file__).parents[2]
 
 needs_mpi = pytest.mark.skipif(
-    MPIEXEC is None, reason="no mpiexec here: there is no wheel of the extra mpi for this platform"
+    MPIEXEC is None,
+    reason="needs mpiexec: pip install 'minigen[mpi]', or an MPI and mpi4py",
 )
 
 
