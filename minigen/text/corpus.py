@@ -282,13 +282,13 @@ def _learn(
         return ByteTokenizer.train([], vocab_size)
     path = cache and token_cache.path_of(cache, recipe, "merges")
     if path:
-        with suppress(OSError, ValueError, MinigenError):
-            return ByteTokenizer.from_state(json.loads(path.read_bytes()))
+        with suppress(MinigenError):
+            return ByteTokenizer.from_state(json.loads(token_cache.read(path)))
     texts = _characters(training, partial(report, "learning merges"))
     tokenizer = ByteTokenizer.train_stream(_sample(texts, len(training)), vocab_size)
     if path:
-        with token_cache.writing(path) as file:
-            file.write(json.dumps(tokenizer.state()).encode())
+        with token_cache.writing(path) as write:
+            write(json.dumps(tokenizer.state()).encode())
     return tokenizer
 
 

@@ -5,22 +5,27 @@ Each character stands for a byte (see `tokenizer.py`) or is the `<|endoftext|>` 
     <|endoftext|> document <|endoftext|> document <|endoftext|> … document <|endoftext|>
 """
 
+import errno
 import hashlib
 import os
 import re
+import stat
 import sys
 import tempfile
+import tomllib
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 
 from minigen.errors import MinigenError, OptionError
+from minigen.text import token_cache
 from minigen.text.tokenizer import END_OF_TEXT_CHARACTER, characters
 
 Documents = Literal["file", "paragraph", "line"]
@@ -56,8 +61,10 @@ class Source:
 def find(path: str | Path) -> list[Source]:
     """Return the files that a path stands for: itself, or those in a folder and below.
 
-    `"-"` is standard input. Hidden files do not count; the order is that of the relative paths as
-    bytes. Raises MinigenError where there are none.
+    `"-"` is standard input. In a folder, regular files count that are not hidden; folders of runs
+    and the cache, which a training makes, do not, nor do links to folders: of those, and of runs,
+    a warning tells. The order is that of the relative paths as bytes. Raises MinigenError where
+    there is no file.
     """
     if str(path) == "-":
         return [_spooled("standard input", sys.stdin.buffer)]
@@ -74,7 +81,11 @@ def find(path: str | Path) -> list[Source]:
 
 
 def _on_disk(path: Path) -> Source:
-    return Source(str(path), path.stat().st_size, lambda: path.open("rb", buffering=0))
+    def open_() -> IO[bytes]:
+        return open(path, "rb", buffering=0, opener=_open)
+
+    with open_() as file:
+        return Source(str(path), os.fstat(file.fileno()).st_size, open_)
 
 
 def in_memory(text: str | bytes) -> Source:
@@ -83,13 +94,84 @@ def in_memory(text: str | bytes) -> Source:
     return Source("the text", len(data), lambda: BytesIO(data))
 
 
-def _visible(folder: Path) -> Iterator[Path]:
-    for entry in folder.iterdir():
-        if not entry.name.startswith("."):
-            if entry.is_dir() and not entry.is_symlink():
-                yield from _visible(entry)
-            elif entry.is_file():
-                yield entry
+def _visible(root: Path) -> Iterator[Path]:
+    """Yield the files of a folder that are text, in any order."""
+    unread, left_out = [root], []
+    while unread:
+        folder = unread.pop()
+        with _entries(folder) as entries:
+            names = {entry.name: entry for entry in entries if not entry.name.startswith(".")}
+            if folder != root and _is_cache(folder):
+                continue
+            if folder != root and _is_run(folder, names):
+                left_out.append(f"{folder} is a run")
+                continue
+            for name, entry in names.items():
+                path = folder / name
+                if entry.is_dir(follow_symlinks=False):
+                    unread.append(path)
+                elif entry.is_dir():
+                    left_out.append(f"{path} is a link to a folder")
+                elif stat.S_ISREG(entry.stat().st_mode):  # a link to nothing is an error
+                    yield path
+    if left_out:
+        more = f", and {len(left_out) - 1} more" if len(left_out) > 1 else ""
+        warnings.warn(f"left out of the text: {left_out[0]}{more}", stacklevel=2)
+
+
+def _is_run(folder: Path, names: dict[str, Any]) -> bool:
+    """Whether a folder is that of a run, at whatever moment it was left."""
+    if "config.toml" not in names or not names["config.toml"].is_file():
+        return False
+    if any(re.fullmatch(r"step-\d+\.safetensors", name) for name in names):
+        return True
+    try:
+        with open(folder / "config.toml", "rb", opener=_open) as file:
+            tables = tomllib.loads(file.read(1 << 20).decode())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return {"run", "corpus", "tokenizer", "model", "training", "optimizer"} <= tables.keys()
+
+
+def _is_cache(folder: Path) -> bool:
+    try:
+        return os.path.samefile(folder, token_cache.default_folder())
+    except (OSError, MinigenError):
+        return False
+
+
+@contextmanager
+def _entries(folder: Path) -> Iterator[Iterator[os.DirEntry[str]]]:
+    """Give the entries of a folder, however long its path is."""
+    descriptor = None
+    try:
+        entries = os.scandir(folder)
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        descriptor = _open(os.fspath(folder), os.O_RDONLY)
+        entries = os.scandir(descriptor)
+    try:
+        with entries:
+            yield entries
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _open(path: str, flags: int) -> int:
+    """`os.open` in as many steps as a path needs: a system takes some 4,000 bytes at once."""
+    try:
+        return os.open(path, flags)
+    except OSError as error:
+        cut = path.find("/", max(1, len(path) - 1000))
+        if error.errno != errno.ENAMETOOLONG or len(path) < 1000 or cut < 0:
+            raise
+    folder = _open(path[:cut], os.O_RDONLY)
+    try:
+        return os.open(path[cut + 1 :], flags, dir_fd=folder)
+    finally:
+        os.close(folder)
 
 
 def _spooled(name: str, stream: IO[bytes]) -> Source:
@@ -131,6 +213,7 @@ class Text:
         self.documents = documents
         self.report = progress or (lambda phase, done, total: None)
         self._sources = sources
+        self._digests: list[bytes] = []
         self.size, self.sha256 = self._measure()
         if not self.size:
             names = ", ".join(source.name for source in sources[:3])
@@ -140,7 +223,7 @@ class Text:
             )
 
     def _measure(self) -> tuple[int, str]:
-        expected, size, digests = 0, 0, []
+        expected, size = 0, 0
         for source in self._sources:
             expected += source.size
         for source in self._sources:
@@ -149,10 +232,10 @@ class Text:
                 digest.update(block)
                 size += len(block)
                 self.report("hashing", size, expected)
-            digests.append(digest)
-        if len(digests) > 1:
-            digests = [hashlib.sha256(b"".join(digest.digest() for digest in digests))]
-        return size, digests[0].hexdigest() if digests else ""
+            self._digests.append(digest.digest())
+        if len(self._digests) == 1:
+            return size, self._digests[0].hex()
+        return size, hashlib.sha256(b"".join(self._digests)).hexdigest()
 
     def characters(self) -> Iterator[str]:
         """Yield the text in blocks: each document between two `<|endoftext|>`, none empty."""
@@ -168,9 +251,11 @@ class Text:
         """Yield the text in blocks, one `<|endoftext|>` between documents, two between blocks."""
         edge = {"file": _END, "paragraph": "\n\n", "line": "\n"}[self.documents]
         done = 0
+        digests = []
         for source in self._sources:
-            held = edge
+            held, digest = edge, hashlib.sha256()
             for block in source.blocks():
+                digest.update(block)
                 text = held + block.decode("latin-1")
                 # What closes a document may go on in the next block (but is no megabyte long).
                 body = text if self.documents == "file" else text.rstrip(" \t\r\n")
@@ -179,10 +264,12 @@ class Text:
                 yield self._mark(body)
                 done += len(block)
                 self.report("reading", done, self.size)
+            digests.append(digest.digest())
             yield self._mark(held + edge)
-        if done != self.size:
+        if digests != self._digests:
             raise MinigenError(
                 f"the text has changed while it was read: {self.size} bytes, then {done}"
+                f"{'' if done != self.size else ' that are others'}"
             )
 
     def _mark(self, text: str) -> str:

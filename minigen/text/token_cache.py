@@ -1,17 +1,17 @@
-"""A token file keeps tokens in a folder, under the hash of what made them.
+"""The cache keeps tokens and merges in a folder, under the hash of what made them.
 
-A reader finds all of it or nothing. It holds the tokens, and at its end their number.
+A reader finds all of a file or nothing: the SHA-256 of its name and content stands at its end.
 """
 
 import hashlib
 import json
 import mmap
 import os
-import struct
-import tempfile
+import re
+import secrets
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -20,18 +20,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minigen.errors import MinigenError
+from minigen.paths import expand, home_is_known
 
-_FORMAT = "minigen tokens 2"
-_LENGTH = struct.Struct("<q")
+_FORMAT = "minigen tokens 3"
+_SEAL = hashlib.sha256().digest_size
+_READ = 1 << 20
+_STRAY = re.compile(r"[0-9a-f]{64}\.(?:tokens|merges)\.[0-9a-f]{16}\.tmp")
 _STALE = 3600
 """Seconds in which a builder that is alive writes something."""
 
 
 def default_folder() -> Path:
     """Return `$MINIGEN_CACHE`, else the user's folder for caches."""
-    if named := os.environ.get("MINIGEN_CACHE"):
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "minigen"
+    with suppress(MinigenError):
+        if named := os.environ.get("MINIGEN_CACHE"):
+            return Path(expand(named))
+        if caches := os.environ.get("XDG_CACHE_HOME"):
+            return Path(expand(caches)) / "minigen"
+        if home_is_known():
+            return Path.home() / ".cache" / "minigen"
+    raise MinigenError(
+        "the tokens of a text above 64 MB are kept in a folder, and there is no home for it: set "
+        f"MINIGEN_CACHE to a folder with room (it is {os.environ.get('MINIGEN_CACHE', '')!r})"
+    )
 
 
 def path_of(folder: Path, recipe: list[Any], kind: str) -> Path:
@@ -40,21 +51,26 @@ def path_of(folder: Path, recipe: list[Any], kind: str) -> Path:
     return folder / f"{hashlib.sha256(key).hexdigest()}.{kind}"
 
 
+def read(path: Path) -> bytes:
+    """Return the content of a file; raises MinigenError where there is none that is whole."""
+    with _reading(path), path.open("rb") as file:
+        size = _check(file, path)
+        file.seek(0)
+        return file.read(size)
+
+
 class TokenFile:
     """A token file that is open: `array` (T,) is all of it, mapped into memory."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
         """Open a file; raises MinigenError where there is none that is whole."""
-        try:
+        self._path = path
+        with _reading(path):
             self._file = path.open("rb", buffering=0)
             weakref.finalize(self, self._file.close)
+            size = _check(self._file, path)
             self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
-            (length,) = _LENGTH.unpack(self._map[-_LENGTH.size :])
-            if length * dtype.itemsize != len(self._map) - _LENGTH.size:
-                raise ValueError("it is not whole")
-        except (OSError, ValueError, struct.error) as error:
-            raise MinigenError(f"cannot read {path}: {error}") from error
-        self.array: NDArray[Any] = np.frombuffer(self._map, dtype, length)
+            self.array: NDArray[Any] = np.frombuffer(self._map, dtype, size // dtype.itemsize)
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
         """Return the tokens from `start` to before `stop`, in memory of their own.
@@ -62,52 +78,90 @@ class TokenFile:
         A page of the map, with up to 2 MB around it, counts as memory of this process once it is
         touched, and to map it takes longer than to read it.
         """
-        self._file.seek(start * self.array.itemsize)
-        return np.frombuffer(
-            self._file.read((stop - start) * self.array.itemsize), self.array.dtype
-        )
+        with _reading(self._path):
+            self._file.seek(start * self.array.itemsize)
+            data = self._file.read((stop - start) * self.array.itemsize)
+            return np.frombuffer(data, self.array.dtype)
 
     def windows(self, starts: NDArray[np.int64], width: int) -> NDArray[Any]:
         """Return `width` tokens from each start on (N, width)."""
         size, read = width * self.array.itemsize, []
-        for place in (starts * self.array.itemsize).tolist():
-            self._file.seek(place)
-            read.append(self._file.read(size))
+        with _reading(self._path):
+            for place in (starts * self.array.itemsize).tolist():
+                self._file.seek(place)
+                read.append(self._file.read(size))
         return np.frombuffer(bytearray().join(read), self.array.dtype).reshape(-1, width)
 
 
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Name the file that cannot be read."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise MinigenError(f"cannot read {path}: {error}") from error
+
+
+def _check(file: IO[bytes], path: Path) -> int:
+    """Return the size of a file's content, once its seal was found to be right."""
+    digest = hashlib.sha256(path.name.encode())
+    size = left = file.seek(0, os.SEEK_END) - _SEAL
+    file.seek(0)
+    while left > 0 and (block := file.read(min(left, _READ))):
+        digest.update(block)
+        left -= len(block)
+    if file.read() != digest.digest():
+        raise ValueError("it is damaged")
+    return size
+
+
 def keep(path: Path, dtype: np.dtype[Any], blocks: Iterable[NDArray[Any]]) -> TokenFile:
-    """Open a token file; where there is none, it is made of `blocks`."""
+    """Open a token file; where there is none that is whole, it is made of `blocks`."""
     with suppress(MinigenError):
         return TokenFile(path, dtype)
-    with writing(path) as file:
+    with writing(path) as write:
         for block in blocks:
-            file.write(block.astype(dtype, copy=False).tobytes())
-        file.write(_LENGTH.pack(file.tell() // dtype.itemsize))
+            write(block.tobytes())
     return TokenFile(path, dtype)
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[IO[bytes]]:
-    """Write a file of the cache: a reader finds all of it or nothing.
+def writing(path: Path) -> Iterator[Callable[[bytes], None]]:
+    """Write a file of the cache, piece by piece: a reader finds all of it or nothing.
 
     Raises MinigenError where there is no room, or no right.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        for stray in path.parent.glob("*.tmp"):  # left by builders that were killed
-            if time.time() - stray.stat().st_mtime > _STALE:
-                stray.unlink(missing_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
+        _clean(path.parent)
+        temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
+        with temporary.open("xb") as file:  # never through a link; the umask decides who may read
+            digest = hashlib.sha256(path.name.encode())
+
+            def write(data: bytes) -> None:
+                digest.update(data)
+                file.write(data)
+
             try:
-                yield file
+                yield write
+                file.write(digest.digest())
                 file.flush()
                 os.fsync(file.fileno())
-                os.replace(file.name, path)
+                os.replace(temporary, path)
             finally:
-                Path(file.name).unlink(missing_ok=True)
+                temporary.unlink(missing_ok=True)
     except OSError as error:
         raise MinigenError(
             f"cannot keep tokens in {path.parent}: {error.strerror or error}; "
             "set MINIGEN_CACHE to a folder with room"
         ) from error
+
+
+def _clean(folder: Path) -> None:
+    """Remove what builders left that were killed, and nothing of anybody else."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if _STRAY.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                with suppress(OSError):  # another one was faster, or it is another user's
+                    if time.time() - entry.stat().st_mtime > _STALE:
+                        os.unlink(entry.path)

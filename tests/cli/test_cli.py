@@ -135,6 +135,22 @@ def test_a_run_without_decay_may_be_trained_longer(minigen: Command) -> None:
     assert longer.out.splitlines()[1] == straight.out.splitlines()[1]
 
 
+def test_a_path_that_begins_with_a_tilde_starts_from_home(
+    minigen: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    Path("home").mkdir()
+    Path("home/text.txt").write_text("to be or not to be")
+    Path("home/one.toml").write_text('[corpus]\ntext = ["~/text.txt"]')
+    assert minigen("train", "~/one.toml", *TINY_SETTINGS, "--out=~/run").status == 0
+    assert minigen("evaluate", "~/run", "--text=~/text.txt").status == 0
+    monkeypatch.setenv("HOME", "")
+    result = minigen("train", *TINY_SETTINGS, "--out=~/run")
+    assert (result.status, result.err.count("\n")) == (1, 1)
+    assert "for want of HOME" in result.err
+    assert not Path("~").exists()
+
+
 def test_a_run_of_one_byte_trains(minigen: Command) -> None:
     Path("one.txt").write_bytes(b"x")
     result = minigen("train", *TINY_SETTINGS, "--text", "one.txt", "--out", "run")

@@ -3,9 +3,11 @@
 import hashlib
 import io
 import os
+import pwd
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +19,10 @@ from minigen.errors import MinigenError, OptionError
 from minigen.text import corpus
 from minigen.text.documents import Source
 from minigen.text.tokenizer import END_OF_TEXT, ByteTokenizer
-from tests.conftest import not_as_root
+from minigen.training.config import Config
+from minigen.training.folder import RunFolder
+from minigen.training.run import Run
+from tests.conftest import TINY, not_as_root
 
 PROSE = (
     "The crow sat in the old tree — the tallest one.\nIt sang.\r\n\r\nThe end.\n\n" * 9
@@ -134,7 +139,8 @@ def test_a_folder_gives_its_visible_files_sorted_by_their_relative_paths_as_byte
         path.write_text(name)
     (tmp_path / "empty").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "a")
-    found = parts(corpus.load([tmp_path]))[0]
+    with pytest.warns(UserWarning, match="link is a link to a folder"):
+        found = parts(corpus.load([tmp_path]))[0]
     assert [name.decode() for name in found] == [
         "Z",
         "a.txt",
@@ -243,6 +249,57 @@ def test_a_file_that_grows_while_it_is_read_is_an_error(tmp_path):
 
     with pytest.raises(MinigenError, match="changed while it was read: 5 bytes, then 6"):
         corpus.load([path, other], progress=grow)
+
+
+def test_a_file_rewritten_with_the_same_size_while_it_is_read_is_an_error_and_not_cached(tmp_path):
+    path, cache = tmp_path / "text.txt", tmp_path / "cache"
+    path.write_text("abc")
+
+    def rewrite(phase, done, total):
+        if phase == "hashing":
+            path.write_text("xyz")
+
+    with pytest.raises(MinigenError, match="changed while it was read: 3 bytes, then 3 that are"):
+        corpus.load([path], progress=rewrite, cache=cache)
+    assert list(cache.iterdir()) == []
+
+
+# Folders
+
+
+TEXT_SETTINGS = {**TINY, "training.steps": 2, "sampling.every": 0, "evaluation.every": 0}
+
+
+def test_what_trainings_leave_in_a_folder_of_texts_is_no_text(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINIGEN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(corpus, "LARGE", 1)
+    (tmp_path / "a.txt").write_text("to be or not to be")
+    (tmp_path / "config.toml").write_text("[training]\nsteps = 2")  # the user's own
+    expected = corpus.load([tmp_path]).sha256
+    config = Config.load("fables", TEXT_SETTINGS | {"corpus.text": [str(tmp_path)]})
+    folder = RunFolder.create(tmp_path / "runs" / "one", Run(config))
+    config_alone = tmp_path / "runs" / "two"  # of a sweep, for one
+    config_alone.mkdir()
+    (config_alone / "config.toml").write_bytes((folder.path / "config.toml").read_bytes())
+    with pytest.warns(UserWarning, match=r"left out of the text: .* is a run, and 1 more"):
+        assert corpus.load([tmp_path]).sha256 == expected
+
+
+def test_a_folder_is_read_however_deep_it_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(60):
+        os.mkdir("d" * 100)
+        os.chdir("d" * 100)
+    Path("text.txt").write_text("deep")
+    os.chdir(tmp_path)
+    assert parts(corpus.load([tmp_path])) == parts(corpus.from_memory("deep"))
+
+
+def test_a_link_to_nothing_in_a_folder_is_a_missing_file(tmp_path):
+    (tmp_path / "text.txt").write_text("a")
+    (tmp_path / "gone.txt").symlink_to("nowhere")
+    with pytest.raises(MinigenError, match=r"cannot read .*gone\.txt: No such file"):
+        corpus.load([tmp_path])
 
 
 @pytest.mark.parametrize(
@@ -479,9 +536,16 @@ def test_progress_reaches_the_total(path):
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda data: data[:-1], lambda data: b"", lambda data: data * 2]
+    "damage",
+    [
+        lambda data: data[:-1],
+        lambda data: b"",
+        lambda data: data * 2,
+        lambda data: bytes([data[0] ^ 1]) + data[1:],
+        lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+    ],
 )
-def test_a_token_file_that_is_not_whole_is_built_again(path, tmp_path, damage):
+def test_a_file_of_the_cache_that_is_damaged_is_built_again(path, tmp_path, damage):
     whole = parts(corpus.load([path], **OPTIONS, cache=tmp_path / "cache"))
     for file in (tmp_path / "cache").iterdir():
         file.write_bytes(damage(file.read_bytes()))
@@ -519,9 +583,58 @@ def test_a_killed_build_leaves_nothing_that_is_used_and_is_cleaned_up_later(path
 def test_what_another_process_is_building_is_left_alone(path, tmp_path):
     cache = tmp_path / "cache"
     cache.mkdir()
-    (cache / "other.tmp").touch()
+    (cache / f"{'0' * 64}.tokens.{'0' * 16}.tmp").touch()
     corpus.load([path], cache=cache)
-    assert (cache / "other.tmp").exists()
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_what_is_not_of_the_cache_is_left_alone(path, tmp_path):
+    cache = tmp_path / "cache"
+    (cache / "folder.tmp").mkdir(parents=True)
+    (cache / f"{'0' * 64}.tokens.{'0' * 16}.tmp").mkdir()
+    (cache / "thesis.tmp").touch()
+    for entry in cache.iterdir():
+        os.utime(entry, (0, 0))
+    corpus.load([path], cache=cache)
+    assert len(list(cache.iterdir())) == 4
+
+
+def test_two_files_of_the_cache_that_were_exchanged_are_built_again(path, tmp_path):
+    cache, other = tmp_path / "cache", tmp_path / "other.txt"
+    other.write_bytes(PROSE[::-1])
+    texts = [path, other]
+    whole = [parts(corpus.load([text], **OPTIONS, cache=cache)) for text in texts]
+    for kind in ("merges", "tokens"):
+        first, second, *_ = sorted(cache.glob(f"*.{kind}"))
+        data = first.read_bytes()
+        first.write_bytes(second.read_bytes())
+        second.write_bytes(data)
+    assert [parts(corpus.load([text], **OPTIONS, cache=cache)) for text in texts] == whole
+
+
+def test_the_umask_decides_who_may_read_the_cache(path, tmp_path):
+    old = os.umask(0o027)
+    try:
+        corpus.load([path], cache=tmp_path / "cache")
+    finally:
+        os.umask(old)
+    (file,) = (tmp_path / "cache").iterdir()
+    assert file.stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("named", [None, "~/c"])
+@pytest.mark.parametrize("home", [None, ""])
+def test_a_user_without_home_is_told_of_minigen_cache(path, tmp_path, monkeypatch, home, named):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(corpus, "LARGE", 100)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # nor does the system know one
+    for name, value in (("HOME", home), ("MINIGEN_CACHE", named), ("XDG_CACHE_HOME", None)):
+        monkeypatch.delenv(name, False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    with pytest.raises(MinigenError, match="set MINIGEN_CACHE to a folder with room"):
+        corpus.load([path])
+    assert not Path("~").exists()
 
 
 def test_a_cache_that_cannot_be_written_is_an_error_with_a_cure(path, tmp_path):
@@ -548,4 +661,8 @@ def test_a_large_text_goes_to_the_users_cache(path, tmp_path, monkeypatch):
     for folder in ("named", "xdg/minigen", "home/.cache/minigen"):
         corpus.load([path])
         assert [file.suffix for file in (tmp_path / folder).iterdir()] == [".tokens"]
+        if folder == "named":  # ~ is the home folder, here too
+            monkeypatch.setenv("MINIGEN_CACHE", "~/c")
+            corpus.load([path])
+            assert [file.suffix for file in (tmp_path / "home/c").iterdir()] == [".tokens"]
         monkeypatch.delenv("MINIGEN_CACHE" if folder == "named" else "XDG_CACHE_HOME", False)
