@@ -41,6 +41,7 @@ check: .venv/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m pytest tests/test_architecture.py
 
 # TEXT=file measures on another text than the embedded one.
 bench: .venv-bench/installed

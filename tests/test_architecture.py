@@ -1,6 +1,7 @@
-"""The source itself: exact constructs only, light imports."""
+"""The source itself: exact constructs only, imports that lead downwards, and light ones."""
 
 import ast
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -324,7 +325,37 @@ def test_the_search_names_the_outermost_function():
     assert [scope for _, scope, _ in findings(source)] == ["A.f", "A.f", "A", ""]
 
 
-# (b) Light imports
+# (b) Imports that lead downwards: what import-linter, set up in pyproject.toml, refuses
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "broken"),
+    [
+        ("exact/streams.py", "from minigen.text import tokenizer", "between the rooms"),
+        ("exact/streams.py", "from minigen import Run", "between the rooms"),
+        ("model/head.py", "def f(): from minigen.training.run import Run", "between the rooms"),
+        ("errors.py", "import minigen.exact.streams", "between the rooms"),
+        ("report/facts.py", "from minigen.proof import floats", "between the rooms"),
+        ("extra/__init__.py", "", "between the rooms"),
+        ("text/tokenizer.py", "from minigen.text import corpus", "within a room"),
+        ("model/head.py", "def f(): import minigen.model.model", "within a room"),
+    ],
+)
+def test_an_import_upwards_or_in_a_circle_is_refused(file, line, broken, tmp_path):
+    copy = tmp_path / "minigen"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__", "corpora"))
+    shutil.copy(PACKAGE.parent / "pyproject.toml", tmp_path)
+    (copy / file).parent.mkdir(exist_ok=True)
+    with open(copy / file, "a", encoding="utf-8") as source:
+        source.write(f"\n{line}\n")
+    command = [Path(sys.executable).parent / "lint-imports", "--no-logo", "--no-cache"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    verdicts = [text for text in done.stdout.splitlines() if text.endswith(("KEPT", "BROKEN"))]
+    assert done.returncode == 1
+    assert [text.endswith(f"{broken} BROKEN") for text in verdicts].count(True) == 1, done.stdout
+
+
+# (c) Light imports
 
 
 @pytest.mark.parametrize(
