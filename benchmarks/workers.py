@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.harness import Table, Times
 from minigen import Config, Run
-from minigen.model.model import Statistics
+from minigen.model.gradient import Statistics
 from minigen.proof.workers import mpiexec
 
 SHAPES = [(256, 6, 24, 640), (4096, 6, 24, 640), (16384, 8, 64, 257)]  # N, K, D, V
@@ -67,22 +67,19 @@ def config_of(N: int, K: int, D: int, V: int, text: Path) -> Config:
 def contestant(shape: list[int], text: Path) -> dict[str, float]:
     """Median seconds of a step, of its sums and of what every worker does alike; bytes a step.
 
-    Asserts that the bytes are those of the formula: K·V + 1 for the rows that occur, then R of
-    them, of V numbers each, and four numbers more.
+    Asserts that the bytes are those of the formula: a number for each parameter, and three more.
     """
     from mpi4py import MPI
 
     communicator = Counted(MPI.COMM_WORLD)
     run = Run(config_of(*shape, text), workers=communicator)
-    _, K, _, V = shape
     steps, sums, alike, sizes = [], [], [], []
     gradient, update = run.model.gradient, run.optimizer.update
 
     def timed(function: Any) -> Any:
         def call(*arguments: Any) -> Any:
             if isinstance(arguments[0], Statistics):
-                R = len(arguments[0].rows)
-                assert communicator.bytes == K * V + 1 + 8 * (R * V + 4)
+                assert communicator.bytes == 8 * (run.model.flat.size + 3)
             start = time.perf_counter()
             result = function(*arguments)
             alike[-1] += time.perf_counter() - start
@@ -119,19 +116,19 @@ def measure(shape: tuple[int, ...], text: Path, workers: int, threads: int) -> d
 
 
 def on_paper(work: float, alike: float, size: float, workers: int, network: str) -> float:
-    """Seconds a step: a share of the work, what all do alike, and the two sums."""
+    """Seconds a step: a share of the work, what all do alike, and the sum."""
     bandwidth, latency = NETWORKS[network]
     sending = 2 * (workers - 1) / workers * size / bandwidth
-    return work / workers + alike + sending + 2 * 2 * ceil(log2(workers)) * latency
+    return work / workers + alike + sending + 2 * ceil(log2(workers)) * latency
 
 
 def run(text: bytes) -> list[Table]:
     here = Table(
         "A step shared by workers on this machine",
         ["N", "K", "D", "V", *(f"{name}, ms" for name in CONTESTANTS),
-         "2 workers ÷ 1, a thread each", "of it sums, ms", "MB a step", "8·K·V·V, the most"],
-        "Each process holds one thread where there are two of them. Sums include the wait for the "
-        "slower one.",
+         "2 workers ÷ 1, a thread each", "of it the sum, ms", "MB a step"],
+        "Each process holds one thread where there are two of them. The sum includes the wait for "
+        "the slower one.",
     )  # fmt: skip
     workers, sizes = PAPER
     paper = Table(
@@ -153,9 +150,7 @@ def run(text: bytes) -> list[Table]:
             sums = median(one["sums"] for one in found[two]) * 1e3
             sent = found[two][0]["bytes"] / 1e6
             milliseconds = [times[name] * 1e3 for name in CONTESTANTS]
-            _, K, _, V = shape
-            bound = f"{8 * K * V * V / 1e6:.1f} MB"
-            here.add(*shape, *milliseconds, times.ratio(two, alone), sums, sent, bound)
+            here.add(*shape, *milliseconds, times.ratio(two, alone), sums, sent)
             if shape == SHAPES[1]:
                 alike = median(one["alike"] for one in found[alone])
                 a_prediction = (times[alone] - alike) / shape[0]

@@ -53,7 +53,7 @@ import numpy as np
 from numpy._core import _multiarray_umath as umath
 from threadpoolctl import threadpool_info
 import minigen
-from minigen.model.kernels import engine
+from minigen.model import engines
 
 settings = {{
     "training.steps": 4, "training.batch_size": 200, "tokenizer.vocab_size": 300,
@@ -75,7 +75,7 @@ product = x @ x.T
 print(json.dumps({{
     "same": same,
     "float": [product.tobytes().hex()[:64], float(product.sum()).hex()],
-    "engine": engine().__name__,
+    "engine": engines.chosen().__name__,
     "kernels": sorted(str(i.get("architecture")) for i in threadpool_info()),
     "simd": [name for name in umath.__cpu_dispatch__ if umath.__cpu_features__.get(name)],
 }}))

@@ -1,7 +1,8 @@
 """A checkpoint that an earlier version wrote loads, writes and trains on as it did then.
 
-`tests/data/golden.safetensors` stays as it is for as long as its format is read; what it gives is
-in `golden.json`. `python -m tests.test_golden` wrote both, and would write them anew.
+`tests/data/golden-2.safetensors` stays as it is for as long as its format is read; what it gives is
+in `golden-2.json`. `python -m tests.test_golden` wrote both, and would write them anew; those of
+format 1, which cannot be trained on, are older.
 """
 
 import json
@@ -10,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from minigen import Config, Run
-from minigen.training.checkpoint import load
+from minigen.errors import MinigenError
+from minigen.training.checkpoint import FORMAT, load
 
 DATA = Path(__file__).parent / "data"
-GOLDEN = DATA / "golden.safetensors"
+GOLDEN = DATA / f"golden-{FORMAT}.safetensors"
+OLD = DATA / "golden-1.safetensors"
 TEXT = "The fox saw the grapes. The grapes were high. The fox said: they are sour.\n" * 3
 SETTINGS = {
     "corpus.documents": "line",
@@ -30,6 +33,14 @@ SETTINGS = {
     "sampling.max_new_tokens": 5,
 }
 SAVED_AT = 20
+# What the settings above leave out: a batch that is no power of two, SGD, a linear decay, clipping.
+OTHERWISE = {
+    "training.batch_size": 24,
+    "optimizer.name": "sgd",
+    "optimizer.learning_rate": 2.0,
+    "optimizer.gradient_clip": 0.25,
+    "optimizer.decay": "linear",
+}
 
 
 def trained() -> Run:
@@ -39,10 +50,10 @@ def trained() -> Run:
     return run
 
 
-def facts() -> dict[str, object]:
-    """What the file gives: weights, text, and a run that goes on."""
-    run = Run.load(GOLDEN, text=TEXT)
-    found = {
+def given(path: Path) -> dict[str, object]:
+    """What a file gives: weights and text."""
+    run = Run.load(path, text=TEXT)
+    return {
         "fingerprint": run.fingerprint,
         "step": run.step,
         "streams": {name: stream.position for name, stream in run.streams.items()},
@@ -51,12 +62,44 @@ def facts() -> dict[str, object]:
         "greedy": run.generate("The", max_new_tokens=12, temperature=0),
         "sampled": run.generate("The", max_new_tokens=12, min_new_tokens=12),
     }
+
+
+def trained_on() -> str:
+    """The fingerprint after the last step."""
+    run = Run.load(GOLDEN, text=TEXT)
     run.train()
-    return {**found, "fingerprint after the last step": run.fingerprint}
+    return run.fingerprint
+
+
+def trained_otherwise() -> list[str]:
+    """The losses and the fingerprint of a run with the other settings."""
+    run = Run(Config.load("fables", SETTINGS | OTHERWISE), text=TEXT)
+    losses = [record.loss.hex() for record in run.train()]
+    return [*losses[::5], run.fingerprint]
+
+
+def facts() -> dict[str, object]:
+    return {
+        **given(GOLDEN),
+        "fingerprint after the last step": trained_on(),
+        "trained otherwise": trained_otherwise(),
+    }
 
 
 def test_the_file_loads_writes_and_trains_on_as_it_did_when_it_was_written():
-    assert facts() == json.loads((DATA / "golden.json").read_text(encoding="utf-8"))
+    found, expected = facts(), json.loads(GOLDEN.with_suffix(".json").read_text(encoding="utf-8"))
+    assert found == expected
+
+
+def test_the_other_settings_clip_the_gradient_of_every_step(monkeypatch):
+    """So that the pinned run above sees the clipping."""
+    from minigen.model import optimizer
+
+    norms, norm = [], optimizer.norm
+    monkeypatch.setattr(optimizer, "norm", lambda x: norms.append(norm(x)) or norms[-1])
+    trained_otherwise()
+    assert len(norms) == SETTINGS["training.steps"]
+    assert min(norms) > OTHERWISE["optimizer.gradient_clip"]
 
 
 def test_training_again_gives_the_weights_and_moments_of_the_file():
@@ -69,19 +112,70 @@ def test_training_again_gives_the_weights_and_moments_of_the_file():
         assert tensor.tobytes() == saved.tensors[name].tobytes(), name
 
 
-def test_saving_it_again_gives_the_same_bytes(tmp_path):
-    """As long as the format is the one that it was written in."""
-    Run.load(GOLDEN).save(tmp_path / "again.safetensors")
-    assert (tmp_path / "again.safetensors").read_bytes() == GOLDEN.read_bytes()
+@pytest.mark.parametrize("path", [GOLDEN, OLD])
+def test_saving_it_again_gives_the_same_bytes(path, tmp_path):
+    """In the format that it was written in."""
+    Run.load(path).save(tmp_path / "again.safetensors")
+    assert (tmp_path / "again.safetensors").read_bytes() == path.read_bytes()
 
 
-@pytest.mark.parametrize("name", ["golden.safetensors", "golden.json"])
+# Format 1: the gradient had another grid
+
+
+def test_a_file_of_format_1_gives_the_weights_and_texts_that_it_gave():
+    expected = json.loads(OLD.with_suffix(".json").read_text(encoding="utf-8"))
+    del expected["fingerprint after the last step"]
+    assert given(OLD) == expected
+
+
+def test_a_file_of_format_1_is_read_by_every_command_that_does_not_train(minigen):
+    fingerprint = json.loads(OLD.with_suffix(".json").read_text(encoding="utf-8"))["fingerprint"]
+    assert fingerprint in minigen("info", str(OLD)).out
+    for command in ("generate", "score", "next"):
+        assert minigen(command, str(OLD), "The").out
+
+
+REFUSAL = (
+    "is of format 1, whose gradient was rounded otherwise than that of format 2, so training would "
+    "not give its weights: train its config anew, or use the version of minigen that wrote it"
+)
+
+
+@pytest.mark.parametrize("steps", [None, 0, 1])
+def test_training_on_from_format_1_is_refused(steps):
+    with pytest.raises(MinigenError) as raised:
+        Run.load(OLD, text=TEXT).train(steps)
+    assert str(raised.value) == f"{OLD} {REFUSAL}"
+
+
+def test_verifying_a_file_of_format_1_is_refused(minigen):
+    found = minigen("verify", str(OLD))
+    assert (found.status, found.err) == (1, f"Error: {OLD} {REFUSAL}\n")
+
+
+def test_resuming_a_folder_of_format_1_is_refused_and_leaves_it_as_it_is(minigen, tmp_path):
+    (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
+    config = Config.load("fables", SETTINGS | {"corpus.text": [str(tmp_path / "text.txt")]})
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.toml").write_text(config.to_toml(), encoding="utf-8")
+    (folder / "metrics.jsonl").write_bytes(b"")
+    checkpoint = folder / "step-000020.safetensors"
+    checkpoint.write_bytes(OLD.read_bytes())
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    said = minigen("train", "--resume", "--out", str(folder))
+    assert (said.status, said.err) == (1, f"Error: {checkpoint} {REFUSAL}\n")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize("name", [path.name for path in (GOLDEN, OLD)])
 def test_the_files_are_small(name):
-    assert (DATA / name).stat().st_size < 40_000
+    for path in (DATA / name, (DATA / name).with_suffix(".json")):
+        assert path.stat().st_size < 40_000
 
 
 if __name__ == "__main__":
     trained().save(GOLDEN)
-    (DATA / "golden.json").write_text(
+    GOLDEN.with_suffix(".json").write_text(
         json.dumps(facts(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
     )

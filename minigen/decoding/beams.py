@@ -16,9 +16,9 @@ from minigen.decoding.generation import (
     check_vocabulary,
     padded_contexts,
 )
-from minigen.decoding.policy import SAMPLING_OPTIONS, Integers, Policy
+from minigen.decoding.policy import SAMPLING_OPTIONS, Policy
 from minigen.errors import OptionError
-from minigen.exact.arithmetic import Floats, exp, log
+from minigen.exact.arithmetic import Floats, Integers, exp, log
 from minigen.model import head
 from minigen.text.tokenizer import END_OF_TEXT, ByteTokenizer
 

@@ -8,9 +8,9 @@ from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from minigen.decoding.policy import Integers, Policy, Words
+from minigen.decoding.policy import Policy, Words
 from minigen.errors import MinigenError, OptionError
-from minigen.exact.arithmetic import Floats
+from minigen.exact.arithmetic import Floats, Integers
 from minigen.exact.streams import Stream
 from minigen.model import head
 from minigen.text.tokenizer import END_OF_TEXT, ByteTokenizer, TextStream, characters

@@ -19,11 +19,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from minigen.decoding.history import History
 from minigen.errors import MinigenError, OptionError, nearest
-from minigen.exact.arithmetic import Floats, ceil_log2, exact_sum, integer_exp
+from minigen.exact.arithmetic import Floats, Integers, ceil_log2, exact_sum, integer_exp
 from minigen.model import head
 from minigen.text.tokenizer import END_OF_TEXT
 
-Integers = NDArray[np.int64]
 Words = NDArray[np.uint64]
 
 

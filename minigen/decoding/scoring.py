@@ -16,9 +16,8 @@ from minigen.decoding.generation import (
     target_log_probabilities,
     token_log_probabilities,
 )
-from minigen.decoding.policy import Integers
 from minigen.errors import MinigenError, OptionError
-from minigen.exact.arithmetic import Floats, exact_sum, exp, integer_exp, log
+from minigen.exact.arithmetic import Floats, Integers, exact_sum, exp, integer_exp, log
 from minigen.model import head
 from minigen.text.corpus import Tokens
 from minigen.text.tokenizer import ByteTokenizer

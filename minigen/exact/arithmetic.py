@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from minigen.errors import MinigenError, OptionError
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 
 # ln 2 and π/2 as integers: the first 128 bits behind the binary point, and two before it.
 _LN2 = 0xB17217F7D1CF79ABC9E3B39803F2F6AF

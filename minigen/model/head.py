@@ -108,13 +108,30 @@ def loss_and_gradient(logits: ArrayLike, target: int) -> tuple[float, Floats]:
     return -float(log_softmax(z)[target]), gradient
 
 
-def gradient_scale(step_size: int) -> float:
-    """G of ``integer_gradient``: N rows of magnitude G add up to at most 2^52."""
-    return ldexp(1.0, 52 - ceil_log2(step_size))
+def gradient_bits(step_size: int, context_length: int) -> tuple[int, int]:
+    """Return (q, a), the bits of d and of the weights in the gradient of a step.
+
+    With N = ``step_size``, K = ``context_length`` and T = 51 − ⌈log₂ N⌉ − ⌈log₂ K⌉: a = ⌊(T − 6)/2⌋
+    and q = T − a, so that d has the six bits more that it needs. Bounds: |d| ≤ 2^q; over a row
+    Σᵢ|dᵢ| ≤ 3·2^q, since all w·2^q/S add up to 2^q, rint(x) ≤ 2x for x ≥ 0, and the target takes
+    off 2^q. No sum has more than N·K such rows, each times weights of at most 2^a: whatever is
+    added first, it stays within N·K·3·2^(q + a) ≤ 3·2^51 < 2^53.
+
+    Raises OptionError where too few bits are left to learn from.
+    """
+    bits = 51 - ceil_log2(step_size) - ceil_log2(context_length)
+    a = (bits - 6) // 2
+    if bits < 26:
+        raise OptionError(
+            f"batch_size and context_length must leave the exact gradient at least 10 bits for a "
+            f"weight and 16 for a prediction's error (got {step_size} and {context_length}, which "
+            f"leave {a} and {bits - a}): ⌈log₂ batch_size⌉ + ⌈log₂ context_length⌉ can be 25"
+        )
+    return bits - a, a
 
 
 def integer_gradient(weight: Any, ratio: Any) -> Any:
-    """rint(w·(G/S)): p on a grid of step 1/G; the caller subtracts G at the target."""
+    """rint(w·(2^q/S)): p in steps of 2^-q; the caller takes off 2^q at the target."""
     return np.rint(weight * ratio)
 
 

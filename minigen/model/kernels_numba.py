@@ -1,4 +1,4 @@
-"""The loops of ``kernels``, compiled: the same formulas and the same bits, row by row in cache."""
+"""The loops of ``kernels``, compiled by numba: the same formulas and bits, row by row in cache."""
 # mypy: allow-untyped-defs, allow-untyped-calls, no-check-untyped-defs
 
 import hashlib
@@ -11,12 +11,12 @@ import numba
 import numpy as np
 
 from minigen.exact import arithmetic
-from minigen.exact.arithmetic import Floats, exact_sum, exp_span, exp_table
+from minigen.exact.arithmetic import Floats, Integers, exact_sum, exp_span, exp_table
 from minigen.model import head, rules
-from minigen.model.head import log_partition, total_loss, weight_bits
-from minigen.model.kernels import Integers, blocks, in_parallel
+from minigen.model.head import log_partition, weight_bits
+from minigen.model.parallel import in_parallel, scratch
 
-_BLOCK = 1 << 20  # logits that should stay in cache from one loop over a batch to the next
+BLOCK = 1 << 16  # they stay in cache from one loop to the next
 
 # Numba's cache on disk looks at a loop's own file; so the loop's name says which formulas went in.
 _FORMULAS = hashlib.sha256(
@@ -64,17 +64,31 @@ def _largest(row, scratch):
 
 
 @_loop
-def _gradients(table, unit, bias, scale, powers, span, slots, targets, d, gap, S):
-    """Fill each row of d with its prediction's gradient; gap and S are what the loss needs."""
+def _gather(table, slots, z):
+    for n in range(len(z)):
+        row = z[n]
+        row[:] = table[slots[n, 0]]
+        for slot in slots[n, 1:]:
+            row += table[slot]
+
+
+@_loop
+def _scatter(d, slots, total):
+    for n in range(len(d)):
+        for slot in slots[n]:
+            row = total[slot]
+            row += d[n]
+
+
+@_loop
+def _gradients(z, unit, bias, targets, scale, powers, span, gap, S):
+    """Fill each row of z with its prediction's gradient; gap and S are what the loss needs."""
     V = len(bias)
     steps = np.empty(V, np.int32)
     lookup = steps.view(np.uint32)  # spares the test for negative indices
     scratch = np.empty(1, np.int64)
-    for n in range(len(d)):
-        row = d[n]
-        row[:] = table[slots[n, 0]]
-        for slot in slots[n, 1:]:
-            row += table[slot]
+    for n in range(len(z)):
+        row = z[n]
         for i in range(V):
             row[i] = row[i] * unit + bias[i]
         best = _largest(row, scratch)
@@ -97,16 +111,6 @@ def _gradients(table, unit, bias, scale, powers, span, slots, targets, d, gap, S
 
 
 @_loop
-def _scatter(d, slots, dT, start, stop):
-    """Add each row of d to its K rows of dT, in the columns from start to stop."""
-    for n in range(len(d)):
-        row = d[n, start:stop]
-        for slot in slots[n]:
-            total = dT[slot, start:stop]
-            total += row
-
-
-@_loop
 def _update_adamw(p, g, m, v, clip, keep, beta1, beta2, rate, spread):
     for i in range(len(p)):
         p[i], m[i], v[i] = _adamw(p[i], g[i], m[i], v[i], clip, keep, beta1, beta2, rate, spread)
@@ -118,35 +122,32 @@ def _update_sgd(p, g, momentum, clip, keep, decay, rate):
         p[i], momentum[i] = _sgd(p[i], g[i], momentum[i], clip, keep, decay, rate)
 
 
+def gather(table: Floats, slots: Integers) -> Floats:
+    """See ``Engine``."""
+    z = scratch("logits", len(slots), table.shape[1])
+    _gather(table, slots, z)
+    return z
+
+
+def scatter(d: Floats, slots: Integers, total: Floats) -> None:
+    """See ``Engine``."""
+    _scatter(d, slots, total)
+
+
+def gradients(
+    z: Floats, unit: float, bias: Floats, targets: Integers, scale: float, losses: Floats
+) -> None:
+    """See ``Engine``."""
+    V, S = len(bias), np.empty(len(z))
+    powers, span = exp_table(weight_bits(V)), exp_span(weight_bits(V))
+    _gradients(z, unit, bias, targets, scale, powers, span, losses, S)
+    losses += log_partition(S, V)
+
+
 def sum_of_squares(x: Floats, per_unit: float, scale: float) -> float:
-    """``kernels.sum_of_squares``."""
+    """See ``Engine``."""
     sums = in_parallel(lambda part: _sum_of_squares(x[part], per_unit, scale), len(x))
     return float(exact_sum(np.array(sums)))
-
-
-def statistics(
-    table: Floats, unit: float, bias: Floats, slots: Integers, targets: Integers, scale: float
-) -> tuple[Floats, int]:
-    """``kernels.statistics``."""
-    (N, K), V = slots.shape, len(bias)
-    bits = weight_bits(V)
-    formula = (table, unit, bias, scale, exp_table(bits), exp_span(bits))
-    dT = np.zeros(table.shape)
-    gap, S = np.empty(N), np.empty(N)
-    d = np.empty((min(N, max(1, _BLOCK // V)), V))
-    for block in blocks(slice(0, N), V, _BLOCK):
-        rows = (slots[block], targets[block], d[: block.stop - block.start], gap[block], S[block])
-
-        def gradients(part: slice, rows: Any = rows) -> None:
-            _gradients(*formula, *(array[part] for array in rows))
-
-        def scatter(part: slice, rows: Any = rows) -> None:
-            slots, _, d, _, _ = rows
-            _scatter(d, slots, dT, part.start, part.stop)
-
-        in_parallel(gradients, block.stop - block.start, K * V)
-        in_parallel(scatter, V, (block.stop - block.start) * K)
-    return dT, total_loss(gap + log_partition(S, V))
 
 
 def update(
@@ -156,7 +157,7 @@ def update(
     moments: tuple[Floats, ...],
     scalars: tuple[float, ...],
 ) -> None:
-    """``kernels.update``."""
+    """See ``Engine``."""
     loop = {rules.adamw: _update_adamw, rules.sgd: _update_sgd}[rule]
     arrays = (weights, gradient, *moments)
     in_parallel(lambda part: loop(*(array[part] for array in arrays), *scalars), len(weights))

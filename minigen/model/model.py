@@ -6,17 +6,15 @@ One table a step replaces N products; in generation it is the cache of what was 
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from itertools import pairwise
-from math import prod
+from math import ldexp, prod
 
 import numpy as np
-from numpy.typing import NDArray
 
 from minigen.errors import OptionError
 from minigen.exact import selfcheck
 from minigen.exact.arithmetic import (
     Floats,
+    Integers,
     exact_matmul,
     exact_sum,
     grid_bits,
@@ -25,9 +23,8 @@ from minigen.exact.arithmetic import (
     round_to_grid,
 )
 from minigen.exact.streams import Stream
-from minigen.model.head import LOSS_UNIT, gradient_scale
-
-Integers = NDArray[np.int64]
+from minigen.model.gradient import Batch, Grids, Statistics
+from minigen.model.head import gradient_bits
 
 PARAMETERS = ("E", "W", "b")
 
@@ -40,40 +37,6 @@ def fingerprint(parameters: Mapping[str, Floats]) -> str:
         digest.update(f"{name}\0{','.join(map(str, tensor.shape))}\0".encode())
         digest.update(tensor.reshape(-1).data)
     return digest.hexdigest()
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """What a batch says about the table: integers, so parts of a batch add up in any order.
-
-    rows (R,) sorted: position·V + token for each that occurs; dT (R, V) in steps of 1/G with G
-    from ``step_size``, the predictions of the whole step; loss in ``head.LOSS_UNIT``; count of
-    predictions seen. The bias needs no sum of its own: db is the sum of dT over any one position.
-    """
-
-    rows: Integers
-    dT: Floats
-    loss: int
-    count: int
-    step_size: int
-
-    def __add__(self, other: "Statistics") -> "Statistics":
-        if self.step_size != other.step_size:
-            raise OptionError(
-                "statistics of one step add up, so step_size must be the same "
-                f"(got {self.step_size} and {other.step_size})"
-            )
-        rows = np.union1d(self.rows, other.rows)
-        dT = np.zeros((len(rows), self.dT.shape[1]))
-        for part in (self, other):
-            dT[np.searchsorted(rows, part.rows)] += part.dT
-        loss, count = self.loss + other.loss, self.count + other.count
-        return Statistics(rows, dT, loss, count, self.step_size)
-
-    @property
-    def mean_loss(self) -> float:
-        """Mean negative log-likelihood in nats."""
-        return self.loss / self.count * LOSS_UNIT
 
 
 class Model:
@@ -130,22 +93,22 @@ class Model:
 
     def changed(self) -> None:
         """Forget what was derived from the parameters: their grids and the table."""
-        self._grids: tuple[Floats, float, Floats, float] | None = None
+        self._grids: dict[int, Grids] = {}
         self._first_rows = np.full(self.vocab_size, -1)  # of each token, in the rows below
         self._rows = np.empty((0, self.vocab_size))  # of the table: K for each token met so far
         self._filled = 0
 
-    def grids(self) -> tuple[Floats, float, Floats, float]:
-        """E and W rounded once to integers: (E (V, D), its unit, W (D, K, V), its unit).
+    def grids(self, bits: int | None = None) -> Grids:
+        """E and W rounded once to integers of so many bits, by default those of the logits.
 
         Raises MinigenError where a parameter is not finite or too large for the grid.
         """
-        if self._grids is None:
-            grid_unit(largest_magnitude(self.parameters["b"]), self.bits)
-            E, E_unit = round_to_grid(self.parameters["E"], self.bits)
-            W, W_unit = round_to_grid(self.parameters["W"], self.bits)
-            self._grids = E, E_unit, W, W_unit
-        return self._grids
+        bits = self.bits if bits is None else bits
+        if bits not in self._grids:
+            E, W, b = self.parameters.values()
+            grid_unit(largest_magnitude(b), bits)
+            self._grids[bits] = Grids(*round_to_grid(E, bits), *round_to_grid(W, bits))
+        return self._grids[bits]
 
     def table(self, tokens: Integers) -> tuple[Floats, float]:
         """Rows of T for the given tokens (U,): integers (U, K, V) and their unit."""
@@ -188,69 +151,27 @@ class Model:
 
         ``step_size`` is the number of predictions of the whole step, of which these may be a part.
         """
-        from minigen.model.kernels import (  # imports scipy, which generation does without
-            engine,
-            multiply,
-        )
-
-        V, K, b = self.vocab_size, self.context_length, self.parameters["b"]
+        contexts, targets = (np.ascontiguousarray(x, np.int64) for x in (contexts, targets))
         for tokens in (contexts, targets):
-            if not 0 <= tokens.min(initial=0) <= tokens.max(initial=0) < V:
+            if not 0 <= tokens.min(initial=0) <= tokens.max(initial=0) < self.vocab_size:
                 raise OptionError(
-                    f"tokens must lie in 0 … {V - 1} (got {tokens.min()} … {tokens.max()})"
+                    f"tokens must lie in 0 … {self.vocab_size - 1} "
+                    f"(got {tokens.min()} … {tokens.max()})"
                 )
-        columns = contexts + V * np.arange(K)  # (N, K), of X
-        occurs = np.zeros(K * V, dtype=bool)
-        occurs[columns] = True
-        rows = np.flatnonzero(occurs)
-        slots = (np.add.accumulate(occurs, dtype=np.int64) - 1)[columns]  # (N, K), into rows
-
-        E, E_unit, W, W_unit = self.grids()
-        table = np.empty((len(rows), V))
-
-        def products(k: int, part: slice, tokens: Integers) -> None:
-            exact_matmul(E[tokens], W[:, k], out=table[part])
-
-        multiply(products, self._positions(rows), E.shape[1] * table.size)
-        scale = gradient_scale(step_size)
-        dT, loss = engine().statistics(table, E_unit * W_unit, b, slots, targets, scale)
-        return Statistics(rows, dT, loss, len(targets), step_size)
-
-    def _positions(self, rows: Integers) -> list[tuple[int, slice, Integers]]:
-        """Cut sorted rows by position: (k, where those of position k stand, their tokens)."""
-        V, K = self.vocab_size, self.context_length
-        bounds = np.searchsorted(rows, V * np.arange(K + 1)).tolist()
-        parts = [slice(*pair) for pair in pairwise(bounds)]
-        return [(k, part, rows[part] - V * k) for k, part in enumerate(parts)]
+        bits, weight_bits = gradient_bits(step_size, self.context_length)
+        forward, backward = self.grids(), self.grids(weight_bits)
+        if not len(targets):
+            return Statistics(np.zeros_like(self.flat), 0, 0, step_size)
+        batch = Batch(contexts, targets, forward, backward, self.parameters["b"], bits)
+        return Statistics(*batch.gradient(), len(targets), step_size)
 
     def gradient(self, statistics: Statistics) -> Floats:
-        """Gradient of the step's mean loss, flat like ``flat``; ``views`` names its parts.
-
-        dW = Eᵀ·dT and dE = dT·Wᵀ at each position, the latter added in order of k; db = Σ dT over
-        one position. dT is rounded once to its grid.
-        """
-        from minigen.model.kernels import in_parallel, multiply
-
-        E, E_unit, W, W_unit = self.grids()
-        dT, positions = statistics.dT, self._positions(statistics.rows)
-        per_prediction = 1.0 / gradient_scale(statistics.step_size) / statistics.step_size
-        largest = max(in_parallel(lambda part: largest_magnitude(dT[part]), *dT.shape))
-        unit = grid_unit(largest, self.bits)
-        gradient = np.empty_like(self.flat)
+        """Gradient of the step's mean loss, flat like ``flat``; ``views`` names its parts."""
+        bits, weight_bits = gradient_bits(statistics.step_size, self.context_length)
+        grids, unit = self.grids(weight_bits), ldexp(1.0, -bits) / statistics.step_size
+        gradient = statistics.vector.copy()
         dE, dW, db = self.views(gradient).values()
-        terms = np.empty((len(dT), self.embedding_dim))  # of dE
-
-        def products(k: int, part: slice, tokens: Integers) -> None:
-            integers, _ = round_to_grid(dT[part], self.bits, unit=unit)
-            exact_matmul(E[tokens].T, integers, out=dW[:, k])
-            exact_matmul(integers, W[:, k].T, out=terms[part])
-
-        multiply(products, positions, 2 * self.embedding_dim * dT.size)
-        dW *= E_unit * unit * per_prediction
-        dE[...] = 0.0
-        for _, part, tokens in positions:
-            dE[tokens] += terms[part]
-        dE *= W_unit * unit * per_prediction
-        _, first, _ = positions[0]
-        db[...] = exact_sum(dT[first], axis=0) * per_prediction
+        dE *= grids.W_unit * unit
+        dW *= grids.E_unit * unit
+        db *= unit
         return gradient

@@ -5,6 +5,7 @@ from math import ldexp
 import numpy as np
 
 from minigen.exact.arithmetic import Floats, ceil_log2, cos, grid_unit, largest_magnitude
+from minigen.model import engines
 from minigen.model.rules import adamw, sgd
 
 _PI = 3.141592653589793
@@ -12,11 +13,9 @@ _PI = 3.141592653589793
 
 def norm(x: Floats) -> float:
     """Euclidean norm √Σx² of a flat array: its squares add up to at most 2^53 grid steps."""
-    from minigen.model.kernels import engine
-
     unit = grid_unit(largest_magnitude(x), 0)
     scale = ldexp(1.0, 53 - ceil_log2(x.size))
-    total = engine().sum_of_squares(x, 1.0 / unit, scale)
+    total = engines.chosen().sum_of_squares(x, 1.0 / unit, scale)
     return float(np.sqrt(total / scale)) * unit
 
 
@@ -77,8 +76,6 @@ class Optimizer:
 
         The gradient's norm is clipped to ``gradient_clip`` (0 = never).
         """
-        from minigen.model.kernels import engine  # imports scipy, which generation does without
-
         self.step += 1
         self._advance_beta_powers()
         rate = self.learning_rate(self.step)
@@ -92,8 +89,8 @@ class Optimizer:
             first, second = self._beta_powers
             spread = 1.0 / float(np.sqrt(1.0 - second))
             scalars: tuple[float, ...] = (clip, keep, *self.betas, rate / (1.0 - first), spread)
-            engine().update(adamw, parameters, gradient, moments, scalars)
+            engines.chosen().update(adamw, parameters, gradient, moments, scalars)
         else:
             scalars = (clip, keep, self.momentum, rate)
-            engine().update(sgd, parameters, gradient, moments, scalars)
+            engines.chosen().update(sgd, parameters, gradient, moments, scalars)
         return rate

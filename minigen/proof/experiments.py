@@ -10,10 +10,10 @@ from minigen.decoding.beams import beam_search
 from minigen.decoding.generation import complete, generate, padded_contexts
 from minigen.decoding.policy import Policy
 from minigen.decoding.speculation import speculate
-from minigen.exact.arithmetic import Floats
+from minigen.exact.arithmetic import Floats, Integers
 from minigen.exact.streams import Stream, bounded
 from minigen.model import head
-from minigen.model.model import Integers, Model
+from minigen.model.model import Model
 from minigen.proof.floats import FloatModel, with_floats
 from minigen.proof.laboratory import TOKENS, Claim, Control, Laboratory, difference, state
 from minigen.training.run import Run

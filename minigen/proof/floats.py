@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from minigen.exact.arithmetic import Floats
-from minigen.model.model import Integers, Model
+from minigen.exact.arithmetic import Floats, Integers
+from minigen.model.model import Model
 from minigen.training.run import Run
 
 

@@ -34,6 +34,7 @@ class Verification:
     ):
         self.path = checkpoint.locate(model_path)
         self.saved = checkpoint.load(self.path)
+        checkpoint.require_trainable(self.path, self.saved.format)
         config = Config.from_dict(self.saved.config, source=str(self.path))
         if self.saved.step > config.training.steps:
             raise MinigenError(

@@ -40,7 +40,7 @@ class Outcome:
 class FloatWorkers(MPIWorkers):
     """The mistake: sums of plain floats, in order of the workers."""
 
-    def total(self, work: Callable[[], Any], table_rows: int) -> Any:
+    def total(self, work: Callable[[], Any], parameters: int) -> Any:
         """Sum what all workers found."""
         return reduce(add, self._all.allgather(work()))
 

@@ -25,7 +25,8 @@ from minigen.model.model import Model
 from minigen.model.model import fingerprint as fingerprint
 from minigen.text.tokenizer import ByteTokenizer
 
-FORMAT = 1  # raised whenever a file of the old kind would be misread
+FORMAT = 2  # raised whenever a file of the old kind would be misread, or trained on otherwise
+_READABLE = (1, 2)  # format 1: another gradient, so it can be used but not trained on
 STREAMS = ("inference", "optimizer")  # without these positions a run cannot go on as it was
 
 _FOREIGN = {  # first bytes of files that can run code when they are read the usual way
@@ -44,7 +45,8 @@ class Checkpoint:
 
     `config` holds the tables of `Config.portable()`; `tokenizer` the tokenizer's state; `step` the
     completed updates; `streams` name → position; `tensors` E (V, D), W (D, K, V), b (V,) and the
-    optimizer's moments, `m.E` for the moment m of E, each of its parameter's shape.
+    optimizer's moments, `m.E` for the moment m of E, each of its parameter's shape; `format` the
+    arithmetic that they were trained with.
     """
 
     config: dict[str, Any]
@@ -53,6 +55,17 @@ class Checkpoint:
     streams: dict[str, int]
     corpus_sha256: str
     tensors: dict[str, NDArray[np.float64]]
+    format: int = FORMAT
+
+
+def require_trainable(source: str | Path, number: int) -> None:
+    """Refuse to train on from weights of an older format, since no older run would have gone so."""
+    if number != FORMAT:
+        raise MinigenError(
+            f"{source} is of format {number}, whose gradient was rounded otherwise than that of "
+            f"format {FORMAT}, so training would not give its weights: train its config anew, or "
+            "use the version of minigen that wrote it"
+        )
 
 
 def save(path: str | Path, checkpoint: Checkpoint) -> None:
@@ -66,7 +79,7 @@ def save(path: str | Path, checkpoint: Checkpoint) -> None:
         for name in sorted(checkpoint.tensors)
     }
     description = {
-        "format": FORMAT,
+        "format": checkpoint.format,
         "config": checkpoint.config,
         "tokenizer": checkpoint.tokenizer,
         "step": checkpoint.step,
@@ -126,6 +139,7 @@ def load(path: str | Path, *, moments: bool = True) -> Checkpoint:
         streams=description["streams"],
         corpus_sha256=description["corpus_sha256"],
         tensors=tensors,
+        format=description["format"],
     )
 
 
@@ -236,9 +250,10 @@ def _unseal(metadata: dict[str, str]) -> dict[str, Any]:
         raise MinigenError("it is damaged: its description is not JSON") from None
     if not isinstance(description, dict):
         raise MinigenError("it is damaged: its description is not a JSON object")
-    if description.get("format") != FORMAT:
+    if description.get("format") not in _READABLE:
         raise MinigenError(
-            f"its format is {description.get('format')!r} and this minigen reads {FORMAT}: "
+            f"its format is {description.get('format')!r} and this minigen reads "
+            f"{' and '.join(map(str, _READABLE))}: "
             "use the version of minigen that wrote it"
         )
     checksum = description.pop("checksum", None)

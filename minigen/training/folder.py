@@ -149,6 +149,7 @@ def _latest(path: Path, config: Config) -> Path | None:
         return None
     latest = checkpoint.locate(path)
     saved = checkpoint.load(latest, moments=False)
+    checkpoint.require_trainable(latest, saved.format)
     _require_same(Config.from_dict(saved.config, source=str(latest)), config)
     return latest
 

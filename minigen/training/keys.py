@@ -22,6 +22,7 @@ from pydantic.fields import FieldInfo
 
 from minigen.decoding.policy import Policy
 from minigen.errors import OptionError
+from minigen.model.head import gradient_bits
 
 # Exact products keep 16 bits or more of each operand while no sum has more terms than this.
 MOST_TERMS = 2**21
@@ -269,6 +270,11 @@ class Tables(_Table):
     evaluation: EvaluationTable
     sampling: SamplingTable
     checkpoint: CheckpointTable
+
+    @model_validator(mode="after")
+    def _gradient_stays_exact(self) -> Self:
+        gradient_bits(self.training.batch_size, self.model.context_length)
+        return self
 
     @model_validator(mode="after")
     def _tokens_exist(self) -> Self:

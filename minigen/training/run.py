@@ -15,7 +15,8 @@ from minigen.decoding.policy import PolicyOptions
 from minigen.decoding.scoring import mean_loss
 from minigen.errors import MinigenError, OptionError
 from minigen.exact.streams import Stream
-from minigen.model.model import Model, Statistics
+from minigen.model.gradient import Statistics
+from minigen.model.model import Model
 from minigen.model.optimizer import Optimizer
 from minigen.text import corpus
 from minigen.text.corpus import Corpus, Tokens
@@ -96,6 +97,7 @@ class Run:
         if text is not None:
             config = config.override({"corpus.text": "external"})
         self.config = config
+        self._format, self._source = checkpoint.FORMAT, Path()
         self.workers = join(workers)
         self._progress = progress
         self.corpus: Corpus | None = self.workers.each(lambda: self._read(text))
@@ -180,6 +182,7 @@ class Run:
         Raises OptionError where fewer than ``steps`` are left, and MinigenError with the step's
         number where training diverges.
         """
+        checkpoint.require_trainable(self._source, self._format)
         left = self.config.training.steps - self.step
         steps = left if steps is None else steps
         if not 0 <= steps <= left:
@@ -237,11 +240,11 @@ class Run:
         share = self.workers.share(indices)
         count = min(self.config.training.micro_batches, max(1, len(share)))
 
-        def of_share() -> Statistics:
+        def add_up_share() -> Statistics:
             parts = np.array_split(share, count)
             return reduce(add, (self._statistics(part, batch_size) for part in parts))
 
-        return self.workers.total(of_share, self.model.context_length * self.model.vocab_size)
+        return self.workers.total(add_up_share, self.model.flat.size)
 
     def _statistics(self, indices: Any, step_size: int) -> Statistics:
         training = self.read_corpus().training
@@ -338,6 +341,7 @@ class Run:
             streams={name: index(stream.position) for name, stream in self.streams.items()},
             corpus_sha256=self.corpus_sha256,
             tensors=tensors,
+            format=self._format,
         )
         self.workers.from_first(lambda: checkpoint.save(path, saved))
 
@@ -374,6 +378,7 @@ class Run:
         run.workers = join(workers)
         path = run.workers.from_first(lambda: checkpoint.locate(path))
         saved = run.workers.from_first(lambda: checkpoint.load(path))
+        run._format, run._source = saved.format, path
         run.config = config or Config.from_dict(saved.config, source=str(path))
         if config is None and text is None:
             run.config = run.workers.from_first(lambda: located(run.config, path))

@@ -15,7 +15,8 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from minigen.errors import MinigenError
-from minigen.model.model import Integers, Statistics
+from minigen.exact.arithmetic import Integers
+from minigen.model.gradient import Statistics
 from minigen.signals import heard_by, let_pass
 
 T = TypeVar("T")
@@ -41,10 +42,11 @@ class Workers:
         """Return the part of a batch (N,) that is this worker's: (n,), perhaps none."""
         return np.array_split(indices, self.size)[self.rank]
 
-    def total(self, work: Callable[[], Statistics], table_rows: int) -> Statistics:
-        """Sum what ``work`` returns over all workers, of a table of K·V rows.
+    def total(self, work: Callable[[], Statistics], parameters: int) -> Statistics:
+        """Sum over all workers what ``work`` returns for their shares of a step: the whole step.
 
-        An error of one worker is raised by all, here and below.
+        ``parameters`` is the length of its vector. An error of one worker is raised by all, here
+        and below.
         """
         return work()
 
@@ -104,27 +106,23 @@ class MPIWorkers(Workers):
         cores = set().union(*self._machine.allgather(_cores()))
         use_threads(len(cores) // self._machine.size)
 
-    def total(self, work: Callable[[], Statistics], table_rows: int) -> Statistics:
-        """Send a byte for each row of the table, then those rows that occur somewhere."""
+    def total(self, work: Callable[[], Statistics], parameters: int) -> Statistics:
+        """Send the vector with three more numbers: Σ nll in two halves, and who should stop.
+
+        All are integers whose totals stay below 2^53, so that any order of sums will do; a worker
+        that failed sends NaN, which makes every sum NaN.
+        """
         part, error = _attempt(work)
-        flags = np.zeros(table_rows + 1, dtype=bool)  # which rows occur; the last: who failed
-        if part is None:
-            flags[-1] = True
-        else:
-            flags[part.rows] = True
-        self._all.Allreduce(self._mpi.IN_PLACE, flags, op=self._mpi.LOR)
-        if part is None or flags[-1]:
+        sent = np.full(parameters + 3, np.nan)
+        if part is not None:
+            sent[:-3] = part.vector
+            sent[-3:] = *divmod(part.loss, _HALF), self.asked_to_stop
+        self._all.Allreduce(self._mpi.IN_PLACE, sent, op=self._mpi.SUM)
+        if part is None or np.isnan(sent[-1]):
             raise self._common_error(error)
-        rows = np.flatnonzero(flags)
-        # All numbers are integers whose totals stay below 2^53, so that any order of sums will do.
-        packed = np.zeros(len(rows) * part.dT.shape[1] + 4)
-        dT, rest = packed[:-4].reshape(len(rows), -1), packed[-4:]
-        dT[np.searchsorted(rows, part.rows)] = part.dT
-        rest[:] = *divmod(part.loss, _HALF), part.count, self.asked_to_stop
-        self._all.Allreduce(self._mpi.IN_PLACE, packed, op=self._mpi.SUM)
-        high, low, count, stops = map(int, rest)
+        high, low, stops = map(int, sent[-3:])
         self._is_stopping = stops > 0
-        return Statistics(rows, dT, high * _HALF + low, count, part.step_size)
+        return Statistics(sent[:-3], high * _HALF + low, part.step_size, part.step_size)
 
     def is_stopping(self) -> bool:
         """See ``Workers``: the same answer on all of them."""
@@ -231,7 +229,7 @@ def from_mpiexec() -> Workers:
 
 def use_threads(count: int) -> None:
     """Hold this process at so many threads, or fewer, where others compute on the same cores."""
-    from minigen.model.kernels import resources
+    from minigen.model.parallel import resources
 
     threads, _, blas = resources()
     blas.limit(limits=max(1, min(count, threads)))

@@ -12,7 +12,7 @@ from minigen.errors import MinigenError, OptionError
 from minigen.exact.arithmetic import exact_sum, exp, log
 from minigen.exact.streams import Stream
 from minigen.model.head import (
-    gradient_scale,
+    gradient_bits,
     integer_gradient,
     integer_weights,
     log_softmax,
@@ -264,20 +264,40 @@ def test_the_sum_of_weights_is_that_of_python_integers(vocab_size):
     assert int(S[0]) == sum(int(x) for x in w)
 
 
-@pytest.mark.parametrize("step_size", [1, 2, 3, 64, 1000, 1024, 1025, 16384])
-def test_the_gradient_integers_and_their_sum_over_the_step_stay_within_2_to_the_52(
-    step_size,
-):
-    G = gradient_scale(step_size)
-    assert step_size * G <= 2.0**52
-    assert int(exact_sum(np.full(step_size, -G))) == -step_size * int(G)
+@pytest.mark.parametrize("size", [1, 2, 3, 64, 256, 1000, 1025, 16384, 2**21])
+@pytest.mark.parametrize("context_length", [1, 3, 4, 16])
+def test_the_gradients_integers_stay_within_their_bits(size, context_length):
+    q, a = gradient_bits(size, context_length)
+    assert size * context_length * 3 * 2 ** (q + a) <= 3 * 2**51 < 2**53
+    assert 2 * size * context_length * 2 ** (q + a) > 2**49  # and not a bit too few
+    assert q - a in (6, 7)
     w, S = integer_weights(generator(5).normal(scale=9.0, size=(50, 257)))
-    d = integer_gradient(w, G / S)
+    d = integer_gradient(w, 2.0**q / S)
     assert np.array_equal(d, np.rint(d))
     assert d.min() >= 0
-    assert d.max() <= G
-    exact = [Fraction(int(a)) * int(G) / int(S[0, 0]) for a in w[0]]
-    assert all(abs(int(a) - b) <= 1 for a, b in zip(d[0], exact, strict=True))
+    assert d.max() <= 2**q
+    assert (exact_sum(d, axis=1) <= 2 * 2**q).all()
+    exact = [Fraction(int(x)) * 2**q / int(S[0, 0]) for x in w[0]]
+    assert all(abs(int(x) - y) <= 1 for x, y in zip(d[0], exact, strict=True))
+
+
+def test_the_gradients_bits_are_those_of_the_design():
+    assert gradient_bits(256, 4) == (24, 17)
+    assert gradient_bits(1024, 8) == (22, 16)
+    assert gradient_bits(16384, 8) == (20, 14)
+
+
+@pytest.mark.parametrize(("size", "context_length"), [(2**21, 16), (2**20, 32), (2**20 - 1, 32)])
+def test_a_step_may_be_as_large_as_ten_bits_for_weights_and_sixteen_for_d_allow(
+    size, context_length
+):
+    assert gradient_bits(size, context_length) == (16, 10)
+    with pytest.raises(
+        OptionError, match=r"^batch_size and context_length must leave .* \(got \d+ and \d+, which"
+    ):
+        gradient_bits(size, 2 * context_length)
+    with pytest.raises(OptionError, match=r"leave 9 and 16\): ⌈log₂ batch_size⌉ \+ .* can be 25$"):
+        gradient_bits(2 * size, context_length)
 
 
 def test_losses_add_up_as_integers_of_2_to_the_minus_32_nats():

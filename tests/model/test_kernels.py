@@ -5,10 +5,12 @@ import sys
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from minigen.errors import MinigenError
 from minigen.exact.streams import Stream
-from minigen.model import kernels
+from minigen.model import engines, gradient, kernels, parallel
 from minigen.model.model import Model
 from minigen.model.optimizer import Optimizer
 
@@ -48,7 +50,7 @@ def train(shape: tuple[int, int, int, int], optimizer_name: str) -> list[bytes]:
         gradient = model.gradient(statistics)
         optimizer.update(model.flat, gradient)
         model.changed()
-        left += [statistics.dT.tobytes(), str(statistics.loss).encode(), gradient.tobytes()]
+        left += [statistics.vector.tobytes(), str(statistics.loss).encode(), gradient.tobytes()]
         left += [model.flat.tobytes(), *(moment.tobytes() for moment in optimizer.moments.values())]
     return left
 
@@ -58,9 +60,9 @@ def threads(monkeypatch):
     """Set the number of threads, and let every loop be shared out, however small."""
 
     def set_to(number: int) -> None:
-        _, helpers, blas = kernels.resources()
-        monkeypatch.setattr(kernels, "resources", lambda: (number, helpers, blas))
-        monkeypatch.setattr(kernels, "GRAIN", 1)
+        _, helpers, blas = parallel.resources()
+        monkeypatch.setattr(parallel, "resources", lambda: (number, helpers, blas))
+        monkeypatch.setattr(parallel, "GRAIN", 1)
 
     return set_to
 
@@ -70,14 +72,55 @@ def threads(monkeypatch):
 def test_the_compiled_engine_leaves_the_same_bits_as_numpy(shape, optimizer, monkeypatch):
     left = {}
     for engine in (kernels, numba):
-        monkeypatch.setattr(kernels, "engine", lambda engine=engine: engine)
+        monkeypatch.setattr(engines, "chosen", lambda engine=engine: engine)
         left[engine] = train(shape, optimizer)
     assert left[kernels] == left[numba]
 
 
+@given(
+    shape=st.tuples(st.integers(1, 70), st.integers(1, 5), st.integers(1, 6), st.integers(2, 300)),
+    distinct=st.integers(1, 300),
+    spread=st.sampled_from([1.0, 30.0]),
+    seed=st.integers(0, 2**32),
+)
+@settings(derandomize=True, deadline=None, max_examples=60)
+def test_both_ways_to_the_gradient_give_the_same_bits_in_both_engines(
+    shape, distinct, spread, seed
+):
+    """Over shapes and tokens: few or many that share a row, sure and unsure predictions."""
+    N, K, D, V = shape
+    model, stream = Model(V, K, D), Stream(seed, "x")
+    model.initialize(stream)
+    model.flat *= spread
+    model.changed()
+    contexts = stream.integers(N * K, min(V, distinct)).reshape(N, K)
+    targets, found = stream.integers(N, V), set()
+    with pytest.MonkeyPatch.context() as patch:
+        for engine in (kernels, numba):
+            patch.setattr(engines, "chosen", lambda engine=engine: engine)
+            for passes in (np.inf, -np.inf):
+                patch.setattr(gradient, "PASSES", passes)
+                statistics = model.statistics(contexts, targets, N)
+                found.add((statistics.vector.tobytes(), statistics.loss))
+    assert len(found) == 1
+
+
+def test_the_cheaper_way_is_by_contexts_where_few_predictions_share_a_row(monkeypatch):
+    taken = []
+    for name in ("by_contexts", "by_table"):
+        way = getattr(gradient.Batch, name)
+        monkeypatch.setattr(
+            gradient.Batch, name, lambda *given, n=name, way=way: taken.append(n) or way(*given)
+        )
+    for N, K, D, V in ((1, 1, 1, 257), (256, 4, 64, 4096), (4096, 8, 64, 257)):
+        model, stream = Model(V, K, D), Stream(0, "x")
+        model.statistics(stream.integers(N * K, V).reshape(N, K), stream.integers(N, V), N)
+    assert taken == ["by_contexts", "by_contexts", "by_table"]
+
+
 @pytest.mark.parametrize("engine", [kernels, numba], ids=["numpy", "numba"])
 def test_the_number_of_threads_does_not_change_a_bit(engine, threads, monkeypatch):
-    monkeypatch.setattr(kernels, "engine", lambda: engine)
+    monkeypatch.setattr(engines, "chosen", lambda: engine)
     left = []
     for number in (1, 2, 5):
         threads(number)
@@ -87,9 +130,9 @@ def test_the_number_of_threads_does_not_change_a_bit(engine, threads, monkeypatc
 
 @pytest.mark.parametrize("block", [1, 257 * 10, 257 * 67])
 def test_the_size_of_a_block_does_not_change_a_bit(block, monkeypatch):
-    monkeypatch.setattr(kernels, "engine", lambda: numba)
+    monkeypatch.setattr(engines, "chosen", lambda: numba)
     expected = train((67, 3, 5, 257), "adamw")
-    monkeypatch.setattr(numba, "_BLOCK", block)
+    monkeypatch.setattr(numba, "BLOCK", block)
     assert train((67, 3, 5, 257), "adamw") == expected
 
 
@@ -97,7 +140,7 @@ def test_the_size_of_a_block_does_not_change_a_bit(block, monkeypatch):
 @pytest.mark.parametrize("culprit", [np.nan, np.inf, 1e200])
 @pytest.mark.parametrize("name", ["E", "W", "b"])
 def test_parameters_out_of_range_stop_the_step_in_either_engine(engine, culprit, name, monkeypatch):
-    monkeypatch.setattr(kernels, "engine", lambda: engine)
+    monkeypatch.setattr(engines, "chosen", lambda: engine)
     model = Model(7, 2, 3)
     model.parameters[name].reshape(-1)[1] = culprit
     model.changed()
@@ -106,9 +149,9 @@ def test_parameters_out_of_range_stop_the_step_in_either_engine(engine, culprit,
 
 
 def test_the_engine_is_the_compiled_one_where_numba_is_and_numpy_elsewhere():
-    assert kernels.engine() is numba
+    assert engines.chosen() is numba
     code = (
         "import sys; sys.modules['numba'] = None\n"
-        "from minigen.model import kernels; assert kernels.engine() is kernels"
+        "from minigen.model import engines, kernels; assert engines.chosen() is kernels"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

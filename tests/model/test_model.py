@@ -14,8 +14,10 @@ from scipy.sparse import csr_array
 from minigen.errors import MinigenError, OptionError
 from minigen.exact.arithmetic import exact_matmul, exact_sum
 from minigen.exact.streams import Stream
-from minigen.model.head import gradient_scale, integer_weights, log_softmax, project
-from minigen.model.model import Model, Statistics
+from minigen.model import gradient
+from minigen.model.gradient import Statistics
+from minigen.model.head import gradient_bits, integer_weights, log_softmax, project
+from minigen.model.model import Model
 
 SHAPES = [(257, 8, 64), (257, 1, 1), (257, 1, 32), (257, 9, 1), (1024, 3, 5), (2, 2, 2), (1, 1, 1)]
 
@@ -175,23 +177,24 @@ def test_no_contexts_give_no_logits():
 def test_statistics_are_the_integers_of_the_definition(shape, size):
     model = new_model(*shape)
     contexts, targets = batch(model, size)
-    G = int(gradient_scale(size))
+    V, K, D = shape
+    q, a = gradient_bits(size, K)
     z = model.logits(contexts)
     w, S = integer_weights(z)
-    d = [[int(x) for x in row] for row in np.rint(w * (G / S))]
-    expected: dict[tuple[int, int, int], int] = {}
-    for n, row in enumerate(d):
-        row[targets[n]] -= G
-        for k, token in enumerate(contexts[n]):
-            for v, x in enumerate(row):
-                key = (int(token), k, v)
-                expected[key] = expected.get(key, 0) + x
+    d = np.rint(w * (2.0**q / S))
+    d[np.arange(size), targets] -= 2.0**q
+    E, _, W, _ = model.grids(a)
+    E, W, d = (np.vectorize(int, otypes=[object])(x) for x in (E, W, d))  # Python integers
+    dE, dW = np.full((V, D), 0, object), np.full((D, K, V), 0, object)
+    for n, context in enumerate(contexts):
+        for k, token in enumerate(context):
+            dE[token] += (W[:, k] * d[n]).sum(axis=1)
+            dW[:, k] += E[token][:, None] * d[n]
     statistics = model.statistics(contexts, targets, size)
-    rows = [divmod(row, shape[0]) for row in statistics.rows.tolist()]  # (position, token)
-    assert rows == sorted({(k, token) for token, k, _ in expected})
-    for i, (k, token) in enumerate(rows):
-        for v in range(shape[0]):
-            assert int(statistics.dT[i, v]) == expected[token, k, v]
+    views = model.views(statistics.vector)
+    assert (views["E"] == dE).all()
+    assert (views["W"] == dW).all()
+    assert (views["b"] == d.sum(axis=0)).all()
     losses = -log_softmax(z)[np.arange(size), targets]
     assert statistics.loss == sum(round(float(loss) * 2**32) for loss in losses)
     assert statistics.count == size
@@ -224,7 +227,6 @@ def test_parts_with_wholly_different_tokens_add_up_the_largest_embedding_among_t
     y = np.array([5, 6, 7])
     parts = model.statistics(low, y[:2], 3), model.statistics(high, y[2:], 3)
     whole = model.statistics(np.concatenate([low, high]), y, 3)
-    assert set(parts[0].rows.tolist()).isdisjoint(parts[1].rows.tolist())
     assert_same_bits(parts[0] + parts[1], whole)
     assert_same_bits(parts[1] + parts[0], whole)
 
@@ -234,7 +236,7 @@ def test_no_predictions_are_the_zero_of_the_sum():
     contexts, targets = batch(model, 6)
     some = model.statistics(contexts, targets, 6)
     none = model.statistics(contexts[:0], targets[:0], 6)
-    assert (none.count, none.loss, len(none.rows)) == (0, 0, 0)
+    assert (none.count, none.loss, none.vector.any()) == (0, 0, False)
     assert_same_bits(none + some, some)
     assert_same_bits(some + none, some)
 
@@ -244,10 +246,10 @@ def test_statistics_and_gradients_are_not_overwritten_by_later_ones():
     contexts, targets = batch(model, 20)
     first = model.statistics(contexts[:10], targets[:10], 20)
     gradient = model.gradient(first)
-    kept, kept_gradient = first.dT.copy(), gradient.copy()
+    kept, kept_gradient = first.vector.copy(), gradient.copy()
     second = model.statistics(contexts[10:], targets[10:], 20)
     model.gradient(first + second)
-    assert first.dT.tobytes() == kept.tobytes()
+    assert first.vector.tobytes() == kept.tobytes()
     assert gradient.tobytes() == kept_gradient.tobytes()
     assert model.gradient(first).tobytes() == kept_gradient.tobytes()
 
@@ -280,41 +282,41 @@ def test_logits_are_exact_with_every_parameter_at_the_grids_limit(shape, sign):
     assert statistics.mean_loss == pytest.approx(np.log(V), abs=1e-9)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 1000, 1024, 1025, 5000])
-def test_gradient_sums_are_exact_with_every_term_at_its_limit(size):
-    # All predictions share one context; token 0 is certain and never the target.
-    model = Model(5, 2, 1)
-    model.parameters["b"][0] = 60.0
-    model.changed()
-    contexts, targets = np.full((size, 2), 3), np.full(size, 1)
-    limit = size * int(gradient_scale(size))
-    assert limit <= 2**52
-    statistics = model.statistics(contexts, targets, size)
-    assert statistics.dT.tolist() == [[limit, -limit, 0.0, 0.0, 0.0]] * 2
-    assert statistics.loss == size * 60 * 2**32
-    assert model.views(model.gradient(statistics))["b"] == pytest.approx([1, -1, 0, 0, 0])
-
-
 @pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize("shape", [(257, 8, 64), (1024, 2, 3), (257, 1, 1)])
-def test_the_gradients_products_are_exact_with_every_operand_at_its_limit(shape, sign):
-    model = Model(*shape)
-    V, K, _ = shape
-    limit = 2**model.bits - 1
-    model.parameters["E"][...] = model.parameters["W"][...] = limit * 2.0**-model.bits
+@pytest.mark.parametrize(
+    ("vocab_size", "context_length", "size", "share"),  # share of the bound that is reached
+    [(257, 4, 256, 2 / 3), (5, 2, 2**20, 2 / 3), (3, 3, 1000, 1 / 4), (2**17 - 1, 16, 2**21, 1)],
+)
+@pytest.mark.parametrize("passes", [np.inf, -np.inf], ids=["by contexts", "by table"])
+def test_gradient_sums_are_exact_with_every_term_at_its_limit(
+    vocab_size, context_length, size, share, passes, sign, monkeypatch
+):
+    """All predictions share one context, all weights have the largest size and the sign of their
+    d. Either a certain token is never the target, or all are as likely, and rounding doubles d."""
+    monkeypatch.setattr(gradient, "PASSES", passes)
+    V, K = vocab_size, context_length
+    model = Model(V, K, 1)
+    q, a = gradient_bits(size, K)
+    model.parameters["E"][...], model.parameters["W"][...] = 1.0, sign
+    model.parameters["W"][:, :, 1] = -sign
+    model.parameters["b"][1] = 2.0 * K * sign  # so that its logit is that of the others
+    if V < 2**16:
+        model.parameters["b"][0] = 60.0
     model.changed()
-    dT = np.full((K * V, V), float(sign * limit))
-    views = model.views(model.gradient(Statistics(np.arange(K * V), dT, 0, 1, 1)))
-    total = sign * V * limit**2  # in units of 2^-bits and of 1/G = 2^-52
-    assert abs(total) <= 2**53
-    assert {Fraction(x) for x in views["W"].reshape(-1).tolist()} == {
-        Fraction(total, 2 ** (model.bits + 52))
-    }
-    expected = 0.0
-    for _ in range(K):  # K exact products, added in order
-        expected += float(total)
-    assert set(views["E"].reshape(-1).tolist()) == {expected * 2.0 ** -(model.bits + 52)}
-    assert set(views["b"].tolist()) == {sign * V * limit * 2.0**-52}
+    part = model.statistics(np.full((1, K), 2), np.ones(1, np.int64), size)
+    d = [2**q, -(2**q), *[0] * (V - 2)] if V < 2**16 else [1, 1 - 2**q, *[1] * (V - 2)]
+    whole, terms = part, 1
+    while 2 * terms <= size:  # as many parts as the step has predictions, added up as a tree
+        whole, terms = whole + whole, 2 * terms
+    views = model.views(whole.vector)
+    assert [int(x) for x in views["b"]] == [terms * x for x in d]
+    for k in range(K):
+        assert [int(x) for x in views["W"][0, k]] == [terms * 2**a * x for x in d]
+    largest = terms * K * 2**a * sum(map(abs, d))
+    assert int(views["E"][2, 0]) == sign * largest
+    assert largest <= 3 * 2**51
+    assert largest / (3 * 2**51) == pytest.approx(share, rel=1e-4)
+    assert whole.loss == terms * part.loss
 
 
 # gradient and loss

@@ -269,8 +269,8 @@ def test_rewriting_with_the_library_alone_is_no_fault(path):
 
 
 def test_another_format_version_is_refused_and_says_which_one_is_read(path):
-    rewrite(path, lambda description: description.update(format=2))
-    assert "its format is 2 and this minigen reads 1" in refusal(path)
+    rewrite(path, lambda description: description.update(format=3))
+    assert "its format is 3 and this minigen reads 1 and 2" in refusal(path)
 
 
 def test_missing_stream_positions_are_named(path):

@@ -412,3 +412,16 @@ def test_a_byte_order_mark_before_toml_is_no_fault(tmp_path):
     path = tmp_path / "marked.toml"
     path.write_text("[training]\nsteps = 3\n", encoding="utf-8-sig")
     assert Config.load(path).training.steps == 3
+
+
+def test_a_step_too_large_for_the_exact_gradient_is_refused_with_the_rule():
+    largest = {"training.batch_size": 2**21, "model.context_length": 16, "model.embedding_dim": 1}
+    assert Config.load("fables", largest).training.batch_size == 2**21
+    for key in ("training.batch_size", "model.context_length"):
+        larger = largest | {"training.batch_size": 2**20, "model.context_length": 32}
+        with pytest.raises(OptionError) as raised:
+            Config.load("fables", larger | {key: 2 * larger[key]})
+        assert str(raised.value).startswith(
+            "batch_size and context_length must leave the exact gradient at least 10 bits for a "
+            "weight and 16 for a prediction's error (got "
+        )

@@ -17,8 +17,9 @@ from mpi4py import MPI
 
 from minigen import Config, Run, cli
 from minigen.errors import MinigenError
+from minigen.model import engines as engine_room
 from minigen.model import kernels
-from minigen.model.model import Statistics
+from minigen.model.gradient import Statistics
 from minigen.training import workers
 from minigen.training.workers import MPIWorkers
 from tests.conftest import TINY
@@ -28,14 +29,14 @@ WORLD = MPI.COMM_WORLD
 
 def engines() -> list[ModuleType]:
     """Return every engine that is installed."""
-    return list({module.__name__: module for module in (kernels, kernels.engine())}.values())
+    return list({module.__name__: module for module in (kernels, engine_room.chosen())}.values())
 
 
 def runs(text: str, *changes: str) -> list[Any]:
     """Train with each engine and each change of the tiny config: metrics, texts, fingerprint."""
     results = []
     for engine in engines():
-        kernels.engine = lambda engine=engine: engine  # type: ignore[assignment]
+        engine_room.chosen = lambda engine=engine: engine  # type: ignore[assignment]
         for change in changes:
             run = Run(Config.load("fables", TINY | json.loads(change)), text=text, workers=WORLD)
             records = run.train()
@@ -53,12 +54,12 @@ def exchanges() -> dict[str, Any]:
 
 
 def total() -> Any:
-    """Sum hand-made statistics: of three workers, r has rows 0 and r + 1, and the last one none."""
+    """Sum hand-made statistics, of the last worker none."""
     mine = [3 * 2**62 + 1, 5, 0][WORLD.rank]
-    part = Statistics(np.array([0, WORLD.rank + 1]), np.full((2, 3), 2.0**50), mine, 2, 8)
-    none = Statistics(np.array([], int), np.zeros((0, 3)), 0, 0, 8)
-    summed = MPIWorkers(WORLD).total(lambda: part if WORLD.rank < 2 else none, 9)
-    return [summed.rows.tolist(), summed.dT.tolist(), summed.loss, summed.count, summed.step_size]
+    part = Statistics(np.array([3 * 2.0**50, -1.0 - WORLD.rank]), mine, 4, 8)
+    none = Statistics(np.zeros(2), 0, 0, 8)
+    summed = MPIWorkers(WORLD).total(lambda: part if WORLD.rank < 2 else none, 2)
+    return [summed.vector.tolist(), summed.loss, summed.count, summed.step_size]
 
 
 def errors() -> list[list[str]]:
@@ -69,7 +70,7 @@ def errors() -> list[list[str]]:
     def fail(who: Any) -> Any:
         if WORLD.rank in who:
             raise MinigenError("it broke")
-        return Statistics(np.array([0]), np.zeros((1, 3)), 0, 0, 8)
+        return Statistics(np.zeros(9), 0, 0, 8)
 
     other_seed = config.override({"run.seed": WORLD.rank})
     attempts = [

@@ -1,0 +1,63 @@
+"""What both engines share: threads, blocks that stay in cache, arrays that are used again."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from math import prod
+from typing import Any
+
+import numpy as np
+from threadpoolctl import ThreadpoolController
+
+from minigen.exact.arithmetic import Floats
+
+GRAIN = 1 << 16  # elements below which a second thread costs more than it saves
+
+_own = threading.local()  # the arrays of ``scratch``
+
+
+@cache
+def resources() -> tuple[int, ThreadPoolExecutor, Any]:
+    """Return the number of threads (as many as BLAS was allowed), those that help, and BLAS."""
+    blas = ThreadpoolController().select(user_api="blas")
+    threads = max((library["num_threads"] for library in blas.info()), default=os.cpu_count() or 1)
+    return threads, ThreadPoolExecutor(max(1, threads - 1)), blas
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=resources.cache_clear)  # a forked process has no threads
+
+
+def in_parallel(work: Callable[[slice], Any], size: int, weight: int = 1) -> list[Any]:
+    """[work(part), …] over equal parts of range(size), a thread each; an item is ``weight`` big.
+
+    BLAS is held at one thread meanwhile: its own and ours would fight over the same cores.
+    """
+    threads, helpers, blas = resources()
+    parts = max(1, min(threads, size, size * weight // GRAIN))
+    if parts == 1:
+        return [work(slice(0, size))]
+    slices = [slice(size * i // parts, size * (i + 1) // parts) for i in range(parts)]
+    with blas.limit(limits=1):
+        others = [helpers.submit(work, part) for part in slices[1:]]
+        return [work(slices[0]), *(other.result() for other in others)]
+
+
+def blocks(part: slice, row_size: int = 1, block_size: int = 1 << 14) -> Iterator[slice]:
+    """Cut a slice of rows into slices of about ``block_size`` elements, which stay in cache."""
+    height = max(1, block_size // row_size)
+    for start in range(part.start, part.stop, height):
+        yield slice(start, min(start + height, part.stop))
+
+
+def scratch(name: str, *shape: int) -> Floats:
+    """Return this thread's array of that name, its content whatever was left there.
+
+    Fresh arrays would cost a quarter of a step's time, since the system maps each page anew.
+    """
+    flat = vars(_own).get(name)
+    if flat is None or flat.size < prod(shape):
+        flat = vars(_own)[name] = np.empty(prod(shape))
+    return flat[: prod(shape)].reshape(shape)
