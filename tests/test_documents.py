@@ -3,7 +3,9 @@
 A page is rendered anew, its blocks run in order in one temporary folder, and compared with itself.
 In a ```console block, `$ ` starts a command and what follows is its output; a line `…` stands for
 any lines, `…` inside a line for any characters. A ```python block is plain code, or holds `>>>`
-prompts with their output. `python -m tests.test_documents [PAGE…]` writes the outputs anew.
+prompts with their output. A ```diff block is applied to a copy of the package, which the commands
+behind it use; its first line names the file, in which its context must be unique.
+`python -m tests.test_documents [PAGE…]` writes the outputs anew.
 """
 
 import contextlib
@@ -12,6 +14,7 @@ import doctest
 import io
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,7 +24,7 @@ from typing import Any, NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -157,6 +160,16 @@ def python(block: str, page: Path, line: int, names: dict[str, Any]) -> str:
     return rendered
 
 
+def apply(diff: str, tree: Path) -> None:
+    """Change one file of a tree: what stands there without the + lines becomes what has them."""
+    header, *lines = lines_of(diff)
+    path = tree / header.removeprefix("--- ").strip()
+    old, new = ("".join(line[1:] for line in lines if line[0] != sign) for sign in "+-")
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    assert text.count(old) == 1 or not old, f"{path.name} must hold once what stands around\n{diff}"
+    path.write_text(text.replace(old, new) if old else text + new, encoding="utf-8")
+
+
 def render(page: Path, folder: Path, slow: bool) -> str:
     """A page with every output as it is now."""
     for name in ("checkpoints", "configs", "docs"):
@@ -171,7 +184,14 @@ def render(page: Path, folder: Path, slow: bool) -> str:
         start = match.start(2)
         rendered += text[end:start]
         end = match.end(2)
-        if language == "console":
+        if language == "diff":
+            tree = folder / "tree"
+            if not tree.exists():
+                for name in ("minigen", "configs"):
+                    shutil.copytree(ROOT / name, tree / name)
+                environment["PYTHONPATH"] = str(tree)
+            apply(block, tree)
+        elif language == "console":
             block = console(block, folder, environment, slow)
         elif language == "python":
             with contextlib.chdir(folder):
