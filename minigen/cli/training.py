@@ -1,4 +1,4 @@
-"""`train` trains a config in a run folder; `demo` shows in a minute what minigen is about."""
+"""`train` trains a config in a run folder: metrics, samples, checkpoints."""
 
 import os
 import shlex
@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -88,7 +87,8 @@ def reading_progress(progress: bool | None) -> Iterator[Any]:
         yield report
 
 
-def _show(record: "StepRecord") -> None:
+def show_record(record: "StepRecord") -> None:
+    """Say what a step measured or wrote, if it did."""
     if record.validation_loss is not None:
         note(f"step {record.step}: validation loss {record.validation_loss:.4f} nats per token")
     if record.sample is not None:
@@ -99,7 +99,9 @@ def follow(
     records: Iterator["StepRecord"],
     run: "Run",
     progress: bool | None,
-    show: Callable[["StepRecord"], None],
+    show: Callable[["StepRecord"], None] = lambda record: None,
+    *,
+    name: str = "training",
 ) -> bool:
     """Train to the end with a progress bar; return False where the user interrupted."""
     from tqdm import tqdm
@@ -111,6 +113,8 @@ def follow(
         tqdm(
             total=run.config.training.steps,
             initial=first,
+            desc=name,
+            postfix="first step",  # which may take some seconds, to compile the loops
             unit="step",
             disable=not shows_progress(progress),
         ) as bar,
@@ -131,7 +135,7 @@ def _train(folder: "RunFolder", progress: bool | None) -> bool:
         note(f"the text has pairs for {V} tokens, fewer than tokenizer.vocab_size allows")
     if run.config.evaluation.every and not len(run.read_corpus().validation):
         note("no text is left for validation, so no validation loss is measured")
-    return follow(folder.steps(), run, progress, _show)
+    return follow(folder.steps(), run, progress, show_record)
 
 
 @cli.command()
@@ -173,7 +177,7 @@ def train(
                 f"--resume takes the config from the folder, so CONFIG must go (got {config!r})"
             )
         if report:
-            _require_report()
+            require_report()
         changes = overrides(settings, texts)
         if not resume:
             require_empty(path)
@@ -200,106 +204,30 @@ def train(
         if run.step == run.config.training.steps:
             note(f"nothing left to do: all {run.step} steps are done")
         elif not _train(folder, progress):
-            return _interrupted(folder)
+            return interrupted(folder)
         if report:
-            workers.from_first(lambda: _write_report(path))
+            workers.from_first(lambda: write_page(path))
         click.echo(f"trained {run.step} steps: {folder.latest}")
         click.echo(f"fingerprint {run.fingerprint}")
     return 0
 
 
-def _require_report() -> None:
+def require_report() -> None:
     """Refuse --report before training where what it needs is not installed."""
     from minigen.report import require
 
     require()
 
 
-def _write_report(path: Path) -> None:
+def write_page(path: Path) -> None:
+    """Write the report of a run folder and say where."""
     from minigen.report import write_report
 
     click.echo(f"report {write_report(path)}")
 
 
-def _free_folder() -> Path:
-    """Return runs/demo, or the first of runs/demo-2, runs/demo-3, … that is not taken."""
-    number = 1
-    while (path := Path(f"runs/demo-{number}" if number > 1 else "runs/demo")).exists():
-        number += 1
-    return path
-
-
-@cli.command()
-@click.option(
-    "--out", type=PATH, metavar="DIR", help="Run folder, new or empty.  [default: runs/demo]"
-)
-@click.option("--report", is_flag=True, help="Write report.html into the folder at the end.")
-@set_option
-@progress_option
-def demo(out: str | None, report: bool, settings: tuple[str, ...], progress: bool | None) -> int:
-    """Train twice, with samples on the way and without, and compare.
-
-    Batches, losses and weights must be the same, bit for bit.
-
-    \b
-    Example:
-      minigen demo --out runs/demo
-    """
-    with one_voice() as workers:
-        if workers.size > 1:
-            raise OptionError("demo is for one process (train and sweep are for mpiexec, too)")
-    if report:
-        _require_report()
-    changes = overrides(settings, ())
-    path = Path(out) if out else _free_folder()
-
-    from minigen.training.config import Config
-    from minigen.training.folder import RunFolder, require_empty
-    from minigen.training.run import Run
-
-    require_empty(path)
-    config = Config.load("fables", changes)
-    run, twin = Run(config), Run(config.override({"sampling.every": 0}))
-    with deferred_interrupts(run.workers):
-        folder = RunFolder.create(path, run)
-    steps = config.training.steps
-    records: list[StepRecord] = []
-    twin_records: list[StepRecord] = []
-
-    def keep_and_show(record: "StepRecord") -> None:
-        records.append(record)
-        _show(record)
-
-    click.echo(f"Training {run.model.flat.size:,} weights for {steps} steps, with samples.")
-    if not follow(folder.steps(), run, progress, keep_and_show):
-        return _interrupted(folder)
-    click.echo("Training its twin, which is never asked for text.")
-    if not follow(twin.steps(), twin, progress, twin_records.append):
-        return _interrupted(folder)
-
-    same = {
-        "batches": [r.optimizer_position for r in records]
-        == [r.optimizer_position for r in twin_records],
-        "losses": [r.loss for r in records] == [r.loss for r in twin_records],
-        "weights": run.fingerprint == twin.fingerprint,
-    }
-    drawn = run.streams["inference"].position
-    click.echo(f"Words drawn for samples: {drawn} by the run, 0 by its twin.")
-    for what, is_same in same.items():
-        click.echo(f"Same {what} at every step: {'yes' if is_same else 'NO'}")
-    click.echo(f"Fingerprint: {run.fingerprint}")
-    click.echo("\nText from the trained model:\n")
-    prompt = config.sampling.prompt
-    policy = asdict(config.sampling.policy) | {"min_new_tokens": 60}  # more than a line
-    click.echo(prompt + run.generate(prompt, **policy))
-    if report:
-        _write_report(path)
-    command = shlex.join(["minigen", "generate", str(path), prompt])
-    click.echo(f"\nEverything is in {path}; go on with: {command}")
-    return 0 if all(same.values()) else 1
-
-
-def _interrupted(folder: "RunFolder") -> int:
+def interrupted(folder: "RunFolder") -> int:
+    """Save the run, say how to go on, and return the exit status."""
     with heard_by(let_pass):  # some launchers say it twice
         folder.save()
     note(f"interrupted at step {folder.run.step}, saved {folder.latest}")

@@ -9,7 +9,7 @@ from minigen.errors import MinigenError
 from minigen.exact.streams import Stream
 from minigen.text.corpus import Progress, Tokens
 from minigen.training.config import Config
-from minigen.training.run import Run
+from minigen.training.run import Run, StepRecord
 
 FEWEST_STEPS, MOST_STEPS = 4, 40  # that an experiment trains
 TOKENS = 8  # of each text that an experiment asks for
@@ -43,6 +43,14 @@ class Step(NamedTuple):
     weights: str
     texts: list[int] | None
 
+    @classmethod
+    def of(cls, run: Run, record: StepRecord) -> "Step":
+        """Return what a step was, from its record and the run that has just taken it."""
+        stream = run.streams["optimizer"]
+        assert isinstance(stream, Observed)
+        text = record.sample.token_ids if record.sample else None
+        return cls(stream.position, stream.batches, record.loss.hex(), run.fingerprint, text)
+
 
 def difference(
     a: Sequence[Step],
@@ -58,12 +66,13 @@ def difference(
     return ""
 
 
-class _Observed(Stream):
+class Observed(Stream):
     """A stream that keeps what batches were drawn from it."""
 
     batches = b""
 
     def integers(self, n: int, below: int) -> Any:
+        """Draw as any stream does."""
         drawn = super().integers(n, below)
         self.batches = drawn.tobytes()
         return drawn
@@ -134,7 +143,7 @@ class Laboratory:
         run = kind.load(path or self.start, config=config)
         run.corpus = self.corpus
         position = run.streams["optimizer"].position
-        run.streams["optimizer"] = _Observed(config.run.seed, "optimizer", position)
+        run.streams["optimizer"] = Observed(config.run.seed, "optimizer", position)
         return run
 
     def train(
@@ -145,12 +154,8 @@ class Laboratory:
     ) -> list[Step]:
         """Train, by default to the end, and do something after each step; return what happened."""
         trace = []
-        stream = run.streams["optimizer"]
-        assert isinstance(stream, _Observed)
         for record in run.steps(steps):
-            text = record.sample.token_ids if record.sample else None
-            step = (stream.position, stream.batches, record.loss.hex(), run.fingerprint, text)
-            trace.append(Step(*step))
+            trace.append(Step.of(run, record))
             if after_each:
                 after_each(run)
         return trace

@@ -1,0 +1,83 @@
+"""`demo` shows in a minute what minigen is about."""
+
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from minigen.cli import cli
+from minigen.cli.options import PATH, overrides, progress_option, set_option
+from minigen.cli.training import (
+    deferred_interrupts,
+    follow,
+    interrupted,
+    one_voice,
+    require_report,
+    show_record,
+    write_page,
+)
+from minigen.errors import OptionError
+
+
+def _free_folder() -> Path:
+    """Return runs/demo, or the first of runs/demo-2, runs/demo-3, … that is not taken."""
+    number = 1
+    while (path := Path(f"runs/demo-{number}" if number > 1 else "runs/demo")).exists():
+        number += 1
+    return path
+
+
+@cli.command()
+@click.option(
+    "--out", type=PATH, metavar="DIR", help="Run folder, new or empty.  [default: runs/demo]"
+)
+@click.option("--report", is_flag=True, help="Write report.html into the folder at the end.")
+@set_option
+@progress_option
+def demo(out: str | None, report: bool, settings: tuple[str, ...], progress: bool | None) -> int:
+    """Train twice, with samples on the way and without, and compare.
+
+    Batches, losses and weights must be the same, bit for bit.
+
+    \b
+    Example:
+      minigen demo --out runs/demo
+    """
+    with one_voice() as workers:
+        if workers.size > 1:
+            raise OptionError("demo is for one process (train and sweep are for mpiexec, too)")
+    if report:
+        require_report()
+    changes = overrides(settings, ())
+    path = Path(out) if out else _free_folder()
+
+    from minigen.proof.demonstration import Demonstration
+    from minigen.training.config import Config
+    from minigen.training.folder import RunFolder, require_empty
+
+    require_empty(path)
+    config = Config.load("fables", changes)
+    demonstration = Demonstration(config)
+    run, twin = demonstration.run, demonstration.twin
+    with deferred_interrupts(run.workers):
+        folder = RunFolder.create(path, run)
+    steps = config.training.steps
+    click.echo(f"Training {run.model.flat.size:,} weights for {steps} steps, with samples.")
+    if not follow(demonstration.watch(run, folder.steps()), run, progress, show_record):
+        return interrupted(folder)
+    click.echo("Training its twin, which is never asked for text.")
+    if not follow(demonstration.watch(twin, twin.steps()), twin, progress, name="twin"):
+        return interrupted(folder)
+    findings = demonstration.findings()
+    for finding in findings:
+        click.echo(finding.text)
+    click.echo("\nText from the trained model:\n")
+    prompt = config.sampling.prompt
+    policy = asdict(config.sampling.policy) | {"min_new_tokens": 60}  # more than a line
+    click.echo(prompt + run.generate(prompt, **policy))
+    if report:
+        write_page(path)
+    command = shlex.join(["minigen", "generate", str(path), prompt])
+    click.echo(f"\nEverything is in {path}; go on with: {command}")
+    return 0 if all(finding.holds for finding in findings) else 1
