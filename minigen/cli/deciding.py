@@ -7,24 +7,24 @@ from typing import Any
 import click
 
 from minigen.cli import cli
-from minigen.cli.generating import build_policy, policy_options
 from minigen.cli.options import (
+    PolicyCommand,
+    build_policy,
     count_option,
     json_option,
     model_argument,
     print_json,
     prompt_argument,
-    prompt_bytes,
+    read_text,
     shown,
 )
 from minigen.errors import OptionError
 
 
-@cli.command("next")
+@cli.command("next", cls=PolicyCommand)
 @model_argument
 @prompt_argument
 @count_option("--top", 10, "How many to show.")
-@policy_options
 @json_option
 def next_(model: str, prompt: bytes | None, top: int, as_json: bool, **options: Any) -> None:
     """Show the likeliest tokens to follow PROMPT.
@@ -36,7 +36,7 @@ def next_(model: str, prompt: bytes | None, top: int, as_json: bool, **options: 
       minigen next runs/fables "Once" --top 5 --top-p 0.9
     """
     policy = build_policy(options)
-    text = prompt_bytes(prompt)
+    text = read_text(prompt)
 
     import numpy as np
 

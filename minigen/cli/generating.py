@@ -2,7 +2,7 @@
 
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,14 +10,16 @@ import click
 from minigen.cli import cli
 from minigen.cli.options import (
     PATH,
+    PolicyCommand,
+    build_policy,
     count_option,
     json_option,
     model_argument,
     note,
     print_json,
     prompt_argument,
-    prompt_bytes,
     read_file,
+    read_text,
 )
 
 if TYPE_CHECKING:
@@ -46,131 +48,89 @@ class Seed(click.ParamType[int]):
         self.fail(f"must be a whole number, at least 0, or 'random' (got {value!r})")
 
 
-class TokenBias(click.ParamType[tuple[int, float]]):
-    """``ID=BIAS``: a token's id and what is added to its logit."""
-
-    name = "ID=BIAS"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, float]:
-        """Return (id, bias)."""
-        token, _, bias = value.partition("=")
-        try:
-            return int(token), float(bias)
-        except ValueError:
-            self.fail(f"must be ID=BIAS, as 101=-2.5 (got {value!r})")
-
-
-# option → (type, help): those of a Policy, by their names there
-_POLICY_OPTIONS: dict[str, tuple[type, str]] = {
-    "temperature": (float, "Divide logits by this; 0 is greedy.  [default: 1]"),
-    "top_k": (int, "Keep the K likeliest tokens."),
-    "top_p": (float, "Keep the likeliest tokens up to this probability."),
-    "min_p": (float, "Keep tokens at least this times as likely as the best."),
-    "typical_p": (float, "Keep the most typical tokens up to this probability."),
-    "epsilon_cutoff": (float, "Keep tokens of at least this probability."),
-    "eta_cutoff": (float, "The same, lowered where the distribution is flat."),
-    "repetition_penalty": (float, "Divide logits of tokens that occurred.  [default: 1]"),
-    "frequency_penalty": (float, "Subtract this for each occurrence.  [default: 0]"),
-    "presence_penalty": (float, "Subtract this from tokens that occurred.  [default: 0]"),
-    "no_repeat_ngram_size": (int, "Never repeat N tokens in a row."),
-    "min_new_tokens": (int, "Do not end the text before so many tokens."),
-}
-
-
-def policy_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that make up a Policy; the command gets them as ``**policy``."""
-    command = click.option(
-        "--logit-bias",
-        multiple=True,
-        type=TokenBias(),
-        metavar="ID=BIAS",
-        help="Add BIAS to the logit of token ID. May be repeated.",
-    )(command)
-    command = click.option(
-        "--suppress-token",
-        multiple=True,
-        type=int,
-        metavar="ID",
-        help="Never choose token ID. May be repeated.",
-    )(command)
-    for name, (kind, text) in reversed(_POLICY_OPTIONS.items()):
-        option = click.option(f"--{name.replace('_', '-')}", type=kind, help=text)
-        command = option(command)
-    return click.option("--greedy", is_flag=True, help="Always choose the likeliest token.")(
-        command
-    )
-
-
-def build_policy(options: dict[str, Any]) -> "Policy":
-    """Make the Policy of the options given; those not given keep its defaults."""
-    from minigen.decoding.policy import Policy
-
-    given = {name: options[name] for name in _POLICY_OPTIONS if options[name] is not None}
-    if options["greedy"]:
-        if given.get("temperature"):
-            raise click.UsageError(
-                f"--greedy is temperature 0 (got --temperature {given['temperature']:g} too)"
-            )
-        given["temperature"] = 0.0
-    return Policy(
-        **given,
-        suppress_tokens=options["suppress_token"],
-        logit_bias=dict(options["logit_bias"]),
-    )
-
-
 def _prompts(prompt: bytes | None, path: str | None) -> list[bytes]:
+    from minigen.text.documents import lines
+
     if path is None:
-        return [prompt_bytes(prompt)]
+        return [read_text(prompt)]
     if prompt is not None:
         raise click.UsageError("PROMPT and --prompts exclude each other (got both)")
-    lines = read_file(path).removesuffix(b"\n").split(b"\n")
-    return [line.removesuffix(b"\r") for line in lines]
+    prompts = lines(read_file(path))
+    if not prompts:
+        note(f"{path} holds no prompt, so there is no text")
+    return prompts
 
 
 class Printer:
     """Writes texts in order while they are made in any order: the first unfinished one live."""
 
-    def __init__(self, prompts: Sequence[bytes], live: bool):
-        self._unwritten = [prompt.decode(errors="replace") for prompt in prompts]
-        self._finished = [False] * len(prompts)
+    def __init__(self, prompts: Iterable[bytes], live: bool):
+        self._prompts = iter(prompts)
+        self._unwritten: dict[int, str] = {}
+        self._finished: set[int] = set()
         self._current = 0
         self._live = live
+        self._started = False
 
     def push(self, piece: "Piece") -> None:
         """Take one piece of one text."""
-        self._unwritten[piece.row] += piece.text
-        self._finished[piece.row] = piece.continuation is not None
-        while self._current < len(self._finished):
-            i = self._current
-            sys.stdout.write(self._unwritten[i])
-            self._unwritten[i] = ""
-            if not self._finished[i]:
+        self._unwritten[piece.row] = self._unwritten.get(piece.row, "") + piece.text
+        if piece.continuation:
+            self._finished.add(piece.row)
+        while self._current in self._unwritten:
+            self._start()
+            sys.stdout.write(self._unwritten[self._current])
+            self._unwritten[self._current] = ""
+            if self._current not in self._finished:
                 break
-            is_last = i + 1 == len(self._finished)
-            sys.stdout.write("\n" if is_last else "\n---\n")
-            self._current += 1
+            sys.stdout.write("\n")
+            self._finished.remove(self._current)
+            del self._unwritten[self._current]
+            self._current, self._started = self._current + 1, False
         if self._live:
             sys.stdout.flush()
 
+    def _start(self) -> None:
+        """Write what stands before a continuation: of the prompt all whole characters."""
+        if not self._started:
+            from minigen.text.tokenizer import TextStream
 
-def _refuse_sampling(options: dict[str, Any], **others: Any) -> None:
-    """Beams draw nothing, so an option that shapes a draw is a mistake."""
-    from minigen.decoding.policy import SAMPLING_OPTIONS
+            between = "---\n" if self._current else ""
+            sys.stdout.write(between + TextStream().push(next(self._prompts)))
+            self._started = True
 
-    given = ["greedy"] * options["greedy"]
-    given += [name for name in SAMPLING_OPTIONS if options[name] is not None]
-    given += [name for name, value in others.items() if value]
-    if given:
+
+def _refuse_what_does_nothing(context: click.Context, policy: "Policy") -> None:
+    """Refuse options that were given and would change nothing: they are a mistake."""
+    from minigen.decoding.policy import OPTIONS
+
+    options = context.params
+    given = {
+        name
+        for name in options
+        if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
+    }
+    if options["num_beams"] > 1:
+        draws = ["greedy", *(name for name in OPTIONS if OPTIONS[name].samples), "seed", "draft"]
+        draws += ["num_samples"] * (options["num_samples"] > 1)
+        for name in draws:
+            if name in given:
+                raise click.UsageError(
+                    f"beams take no sampling options (got --{name.replace('_', '-')}): "
+                    "leave it out, or use one beam"
+                )
+    elif "length_penalty" in given:
+        raise click.UsageError("--length-penalty ranks beams, and there is one: give --num-beams")
+    if "num_draft_tokens" in given and options["draft"] is None:
+        raise click.UsageError("--num-draft-tokens is for a draft, and there is none: give --draft")
+    if policy.greedy and options["num_samples"] > 1:
         raise click.UsageError(
-            f"beams take no sampling options (got --{given[0].replace('_', '-')}): "
-            "leave it out, or use one beam"
+            "a greedy text has no second sample "
+            f"(got --num-samples {options['num_samples']}): leave it out, or draw"
         )
 
 
-def _json_line(continuation: "Continuation", sample: int, seed: int | None) -> dict[str, Any]:
+def _json_line(continuation: "Continuation", sample: int, facts: dict[str, Any]) -> dict[str, Any]:
     prompt = continuation.prompt
     line: dict[str, Any] = {
         "prompt": prompt.decode(errors="replace") if isinstance(prompt, bytes) else prompt,
@@ -178,19 +138,18 @@ def _json_line(continuation: "Continuation", sample: int, seed: int | None) -> d
         "token_ids": continuation.token_ids,
         "log_probabilities": continuation.log_probabilities,
         "finish_reason": continuation.finish_reason,
-        "seed": seed,
         "sample": sample,
+        **facts,
     }
     if continuation.acceptance_rate is not None:
         line["acceptance_rate"] = continuation.acceptance_rate
     return line
 
 
-@cli.command()
+@cli.command(cls=PolicyCommand)
 @model_argument
 @prompt_argument
 @count_option("--max-new-tokens", 200, "End after so many tokens.")
-@policy_options
 @count_option("--num-beams", 1, "Search for the likeliest text with so many beams.")
 @click.option(
     "--length-penalty",
@@ -229,34 +188,47 @@ def generate(
 ) -> None:
     """Continue PROMPT with MODEL; - reads it from standard input.
 
+    Equal prompts get equal texts; further samples differ. A byte-order mark and the last line's end
+    of what is read are no part of a prompt.
+
     \b
     Example:
       minigen generate runs/fables "Once" --temperature 0.8 --top-k 40
     """
-    if num_beams > 1:
-        _refuse_sampling(options, num_samples=num_samples > 1, draft=draft)
     policy = build_policy(options)
+    _refuse_what_does_nothing(click.get_current_context(), policy)
     prompts = _prompts(prompt, prompts_path)
 
     from minigen.decoding.beams import beam_search
-    from minigen.decoding.generation import Piece, complete
+    from minigen.decoding.generation import InOrder, Piece
     from minigen.decoding.generation import generate as generate_pieces
     from minigen.decoding.speculation import speculate
     from minigen.exact.streams import Stream
-    from minigen.training.checkpoint import load_model
+    from minigen.training.checkpoint import fingerprint, load_model
 
     language_model, tokenizer = load_model(model)
-    rows = [(text, sample) for text in prompts for sample in range(num_samples)]
-    texts = [text for text, _ in rows]
-    names = [f"inference/{sample}" if sample else "inference" for _, sample in rows]
+    facts: dict[str, Any] = {
+        "seed": None if policy.greedy or num_beams > 1 else seed,
+        "model": fingerprint(language_model.parameters) if as_json else None,
+        "policy": policy.changed,
+        "max_new_tokens": max_new_tokens,
+        "stop": stop,
+    }
     common: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
         "stop": stop,
         "log_probabilities": as_json,
     }
+    samples = range(num_samples)
+    # Read as they are needed: any number of prompts and samples takes no memory.
+    texts = (text for text in prompts for _ in samples)
+    names = (
+        f"inference/{sample}" if sample else "inference" for _ in prompts for sample in samples
+    )
     pieces: Iterator[Piece]
     if num_beams > 1:
-        beams = (
+        facts |= {"num_beams": num_beams, "length_penalty": length_penalty}
+        found = (
             beam_search(
                 language_model,
                 tokenizer,
@@ -268,30 +240,48 @@ def generate(
             )
             for text in texts
         )
-        pieces = (
-            Piece(row, best.token_ids[-1], best.text, best) for row, (best, *_) in enumerate(beams)
-        )
+        pieces = (Piece(row, None, best.text, best) for row, (best, *_) in enumerate(found))
     elif draft is not None:
-        pairs = [(Stream(seed, f"{name}/draft"), Stream(seed, f"{name}/accept")) for name in names]
+        draft_model, draft_tokenizer = load_model(draft)
+        if as_json:
+            facts["draft"] = fingerprint(draft_model.parameters)
+            facts["num_draft_tokens"] = num_draft_tokens
         pieces = speculate(
             language_model,
             tokenizer,
-            *load_model(draft),
+            draft_model,
+            draft_tokenizer,
             texts,
             policy,
-            pairs,
+            ((Stream(seed, f"{name}/draft"), Stream(seed, f"{name}/accept")) for name in names),
             num_draft_tokens=num_draft_tokens,
             **common,
         )
     else:
-        streams = [Stream(seed, name) for name in names]
+        streams = (Stream(seed, name) for name in names)
         pieces = generate_pieces(language_model, tokenizer, texts, policy, streams, **common)
 
-    if as_json:
-        shown_seed = None if policy.greedy or num_beams > 1 else seed
-        for (_, sample), continuation in zip(rows, complete(pieces), strict=True):
-            print_json(_json_line(continuation, sample, shown_seed))
+    if not as_json:
+        printer = Printer((text for text in prompts for _ in samples), live=stream)
+        for piece in _explained(pieces):
+            printer.push(piece)
         return
-    printer = Printer(texts, live=stream)
+    order = InOrder()
+    try:
+        for piece in _explained(pieces):
+            for row, text in order.push(piece):
+                print_json(_json_line(text, row % num_samples, facts))
+    finally:  # stopped half-way, what was finished by then is out
+        for row, text in order.rest():
+            print_json(_json_line(text, row % num_samples, facts))
+
+
+def _explained(pieces: "Iterator[Piece]") -> "Iterator[Piece]":
+    """Say why texts came to a dead end, each reason once."""
+    said = set()
     for piece in pieces:
-        printer.push(piece)
+        yield piece
+        why = piece.continuation and piece.continuation.explanation
+        if why and why not in said:
+            said.add(why)
+            note(f"a text ended early: {why}")

@@ -3,14 +3,17 @@
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from minigen.errors import MinigenError
 from minigen.paths import expand
+
+if TYPE_CHECKING:
+    from minigen.decoding.policy import Policy
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -111,23 +114,94 @@ def shown(data: bytes) -> str:
     return repr(text)
 
 
-def read_stdin() -> bytes:
-    """Return all of standard input, one final newline taken off."""
-    return sys.stdin.buffer.read().removesuffix(b"\n")
-
-
 def read_file(path: str) -> bytes:
-    """Return a file's bytes; MinigenError names the path and the cause."""
+    """Return a file's bytes, ``-`` being standard input; MinigenError names the cause."""
+    if path == "-":
+        return sys.stdin.buffer.read()
     try:
         with open(path, "rb") as file:
             return file.read()
-    except OSError as error:
-        raise MinigenError(f"cannot read {path}: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        cause = getattr(error, "strerror", None) or error
+        raise MinigenError(f"cannot read {path}: {cause}") from None
 
 
-def prompt_bytes(prompt: bytes | None) -> bytes:
-    """Return the prompt that was meant: ``-`` is standard input, nothing is the empty prompt."""
-    return read_stdin() if prompt == b"-" else prompt or b""
+def read_text(text: bytes | None, path: str | None = None) -> bytes:
+    """Return the text that was meant: an argument, or a file; ``-`` is standard input.
+
+    A byte-order mark at its start is no part of it, nor is the end of a file's last line. Nothing
+    is the empty text.
+    """
+    from minigen.text.documents import MARK, whole
+
+    if path is not None or text == b"-":
+        return whole(read_file(path or "-"))
+    return (text or b"").removeprefix(MARK)
+
+
+class TokenBias(click.ParamType[tuple[int, float]]):
+    """``ID=BIAS``: a token's id and what is added to its logit."""
+
+    name = "ID=BIAS"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, float]:
+        """Return (id, bias)."""
+        token, _, bias = value.partition("=")
+        try:
+            return int(token), float(bias)
+        except ValueError:
+            self.fail(f"must be ID=BIAS, as 101=-2.5 (got {value!r})")
+
+
+class PolicyCommand(click.Command):
+    """A command that takes every option of a Policy as well, in the order in which they apply.
+
+    They are read off the Policy when they are needed: that imports numpy.
+    """
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the command's own parameters, then the policy's, then --help."""
+        *own, last = super().get_params(ctx)
+        return [*own, *_policy_options(), last]
+
+
+def _policy_options() -> Iterator[click.Parameter]:
+    from minigen.decoding.policy import DEFAULTS, OPTIONS, Biases, Number, Tokens
+
+    for name, option in OPTIONS.items():
+        flag, default = f"--{name.replace('_', '-')}", DEFAULTS[name]
+        repeated = f"{option.help} May be repeated."
+        if isinstance(option.kind, Tokens):
+            flags = [flag.removesuffix("s"), name]
+            yield click.Option(flags, multiple=True, type=int, metavar="ID", help=repeated)
+        elif isinstance(option.kind, Biases):
+            yield click.Option([flag, name], multiple=True, type=TokenBias(), help=repeated)
+        else:
+            shown_default = "" if default is None else f"  [default: {default:g}]"
+            kind = float if isinstance(option.kind, Number) else int
+            yield click.Option([flag, name], type=kind, help=option.help + shown_default)
+    yield click.Option(
+        ["--greedy"], is_flag=True, help="Always choose the likeliest token: temperature 0."
+    )
+
+
+def build_policy(options: dict[str, Any]) -> "Policy":
+    """Make the Policy of the options given; those not given keep its defaults."""
+    from minigen.decoding.policy import OPTIONS, Biases, Policy
+
+    given = {name: options[name] for name in OPTIONS if options[name] not in (None, ())}
+    for name in given:
+        if isinstance(OPTIONS[name].kind, Biases):
+            given[name] = dict(given[name])
+    if options["greedy"]:
+        if given.get("temperature"):
+            raise click.UsageError(
+                f"--greedy is temperature 0 (got --temperature {given['temperature']:g} too)"
+            )
+        given["temperature"] = 0.0
+    return Policy(**given)
 
 
 def overrides(settings: tuple[str, ...], texts: tuple[str, ...]) -> dict[str, Any]:

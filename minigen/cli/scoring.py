@@ -11,8 +11,7 @@ from minigen.cli.options import (
     json_option,
     model_argument,
     print_json,
-    prompt_bytes,
-    read_file,
+    read_text,
     shown,
     text_option,
 )
@@ -36,7 +35,7 @@ def score(model: str, text: bytes | None, path: str | None, as_json: bool) -> No
     """
     if (text is None) == (path is None):
         raise click.UsageError("give TEXT or --file, one of the two")
-    data = read_file(path) if path is not None else prompt_bytes(text)
+    data = read_text(text, path)
 
     from minigen.decoding import scoring
     from minigen.exact.arithmetic import exp

@@ -1,9 +1,9 @@
 """Beam search keeps the B likeliest unfinished texts and looks for the best finished one."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from math import isfinite
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from minigen.decoding.generation import (
     check_vocabulary,
     padded_contexts,
 )
-from minigen.decoding.policy import SAMPLING_OPTIONS, Policy
+from minigen.decoding.policy import OPTIONS, DeadEndError, Policy
 from minigen.errors import OptionError
 from minigen.exact.arithmetic import Floats, Integers, exp, log
 from minigen.model import head
@@ -25,24 +25,36 @@ from minigen.text.tokenizer import END_OF_TEXT, ByteTokenizer
 SMALLEST = 2.0**-1022  # of the normal numbers
 
 
-@dataclass(frozen=True)
-class Beam:
-    """New tokens of one text, the sum of their log-probabilities, and how stop strings match."""
+class Beam(NamedTuple):
+    """New tokens of one text, the sum of their log-probabilities, and its last bytes."""
 
     token_ids: tuple[int, ...]
     total: float
-    state: tuple[int, ...]
+    tail: bytes
+
+
+class Found(NamedTuple):
+    """One result of the search; ``dead_end`` where nothing could follow its tokens."""
+
+    score: float
+    token_ids: tuple[int, ...]
+    dead_end: DeadEndError | None = None
 
 
 def length_power(n: int, length_penalty: float) -> float:
     """n^α, exact for α = 0 and α = 1; never 0, so that a score may be divided by it."""
+    n = max(1, n)  # of a text that died at once
     if length_penalty in (0, 1):
         return float(n) if length_penalty else 1.0
     return max(float(exp(length_penalty * log(float(n)))), SMALLEST)
 
 
 def best_first(scores: Floats, count: int) -> Integers:
-    """Find the indices of the largest scores (n,), best first, of equals the lower; never −inf."""
+    """Find the indices of the largest scores (n,), best first, of equals the lower.
+
+    −inf is never found, and neither is a sum that a penalty has made overflow.
+    """
+    scores = np.where(scores < np.inf, scores, -np.inf)
     order = np.argsort(-scores, kind="stable")[:count]
     best: Integers = order[scores[order] > -np.inf]
     return best
@@ -59,45 +71,63 @@ def search(
     end_of_text: int = END_OF_TEXT,
     stops: StopStrings | None = None,
     token_bytes: Callable[[int], bytes] = lambda token: b"",
-) -> list[tuple[float, tuple[int, ...]]]:
-    """Return up to B finished texts as (score, new token ids), best first.
+) -> list[Found]:
+    """Return up to B finished texts, best first.
 
     Each step ranks the 2B best continuations of all beams. One that ends (end of text, stop string)
     is finished if it is among the B best; the B best others go on; at the last step the B best are
     finished as they are. score = Σ log p / n^α, n the new tokens with the end of text. Equal scores
     keep the order of beams, then of ids. The log-probabilities are the model's, changed by the
-    policy's logit rules. It is the search of the transformers library without early stopping.
+    policy's logit rules. It is the search of the transformers library with
+    ``early_stopping="never"``, not with its default, a heuristic that may stop sooner.
+
+    A beam to which the rules leave no token drops out. Where no text is finished and no beam left,
+    the best of those is the result, as a dead end.
     """
     stops = stops or StopStrings()
-    beams = [Beam((), 0.0, stops.start)]
-    finished: list[tuple[float, tuple[int, ...]]] = []
+    beams = [Beam((), 0.0, b"")]
+    finished: list[Found] = []
+    stuck: list[Found] = []
     contexts = padded_contexts([prompt_ids], model.context_length)  # (B, K)
     history = policy.history([prompt_ids], model.vocab_size)
     for n in range(1, max_new_tokens + 1):
-        log_p = policy.adjust(head.log_softmax(model.logits(contexts)), history)  # (B, V)
-        totals = np.array([beam.total for beam in beams])[:, None] + log_p  # (B, V)
+        own = head.log_softmax(model.logits(contexts))  # (B, V)
+        log_p, dead = policy.adjust(own, history)
+        if dead is not None and not finished:
+            for i in np.flatnonzero(dead).tolist():
+                score = beams[i].total / length_power(n - 1, length_penalty)
+                stuck.append(Found(score, beams[i].token_ids, policy.dead_end(own, history, i)))
+        with np.errstate(over="ignore"):
+            totals = np.array([beam.total for beam in beams])[:, None] + log_p  # (B, V)
         going_on: list[Beam] = []
         parents: list[int] = []
         for rank, index in enumerate(best_first(totals.reshape(-1), 2 * num_beams).tolist()):
             parent, token = divmod(index, model.vocab_size)
-            state, cut = stops.advance(beams[parent].state, token_bytes(token))
-            beam = Beam((*beams[parent].token_ids, token), float(totals[parent, token]), state)
-            if token == end_of_text or cut or n == max_new_tokens:
+            tail, cut = stops.read(beams[parent].tail, token_bytes(token))
+            beam = Beam((*beams[parent].token_ids, token), float(totals[parent, token]), tail)
+            stopped = cut and n >= policy.min_new_tokens
+            if token == end_of_text or stopped or n == max_new_tokens:
                 if rank < num_beams:
                     score = beam.total / length_power(n, length_penalty)
-                    finished.append((score, beam.token_ids))
+                    finished.append(Found(score, beam.token_ids))
             elif len(going_on) < num_beams:
                 going_on.append(beam)
                 parents.append(parent)
-        finished = sorted(finished, key=lambda text: -text[0])[:num_beams]
+        finished = sorted(finished, key=lambda text: -text.score)[:num_beams]
         if not going_on:
             break
         beams = going_on
         tokens = [beam.token_ids[-1] for beam in beams]
-        history.keep(parents)
+        history.select(parents)
         history.append(tokens)
         contexts = np.column_stack([contexts[parents][:, 1:], tokens])
-    return finished
+    if not finished and not stuck:
+        overflow = DeadEndError("the penalties add up beyond the largest float; make them smaller")
+        stuck = [
+            Found(beam.total / length_power(n - 1, length_penalty), beam.token_ids, overflow)
+            for beam in beams
+        ]
+    return finished or sorted(stuck, key=lambda text: -text.score)[:1]
 
 
 def beam_search(
@@ -117,10 +147,10 @@ def beam_search(
     No random word is drawn: a policy that filters or scales raises OptionError.
     """
     policy = policy or Policy()
-    for name in SAMPLING_OPTIONS:
-        if getattr(policy, name) != getattr(Policy(), name):
+    for name, value in policy.changed.items():
+        if OPTIONS[name].samples:
             raise OptionError(
-                f"beams take no sampling options (got {name}={getattr(policy, name)}); "
+                f"beams take no sampling options (got {name}={value}); "
                 f"leave it out, or search with num_beams=1"
             )
     check_count("num_beams", num_beams)
@@ -142,12 +172,18 @@ def beam_search(
         token_bytes=token_bytes,
     )
     continuations = []
-    for score, token_ids in found:
-        row = Row(0, prompt, prompt_ids, stops)
+    scorer = model if log_probabilities else None
+    for score, token_ids, dead_end in found:
+        row = Row(0, prompt, prompt_ids, stops, policy.min_new_tokens)
+        reason = None
         for token in token_ids:
-            full = len(row.token_ids) + 1 == len(token_ids)
+            full = not dead_end and len(row.token_ids) + 1 == len(token_ids)
             _, reason = row.push(token, token_bytes(token), full)
-        assert reason is not None
-        scorer = model if log_probabilities else None
-        continuations.append(row.finish(reason, scorer, score=score))
+        if dead_end:
+            continuation = row.give_up(dead_end, scorer, score=score).continuation
+        else:
+            assert reason
+            continuation = row.finish(reason, scorer, score=score)
+        assert continuation
+        continuations.append(continuation)
     return continuations

@@ -1,24 +1,27 @@
 """The loop: prompts, a policy and a stream each become texts, one token at a time."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from numbers import Integral
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from minigen.decoding.policy import Policy, Words
+from minigen.decoding.history import History
+from minigen.decoding.policy import DeadEndError, Policy
 from minigen.errors import MinigenError, OptionError
 from minigen.exact.arithmetic import Floats, Integers
-from minigen.exact.streams import Stream
+from minigen.exact.streams import Stream, Words
 from minigen.model import head
 from minigen.text.tokenizer import END_OF_TEXT, ByteTokenizer, TextStream, characters
 
-FinishReason = Literal["length", "stop", "end_of_text"]
+FinishReason = Literal["length", "stop", "end_of_text", "dead_end"]
 
 _WORDS_AHEAD = 64  # drawn at once from each stream; a stream's position counts those used
 _BLOCK = 1 << 16  # logits held at once where a whole text is scored
+_MOST_ROWS, _MOST_LOGITS = 256, 1 << 20  # worked on at once, of however many prompts
 
 
 class LanguageModel(Protocol):
@@ -38,7 +41,8 @@ class Continuation:
 
     ``token_ids`` hold the ``<|endoftext|>`` and the stop string that ended it; ``text`` does not.
     ``log_probabilities`` (nats, one a token) are the model's, before penalties and filters; None
-    unless asked for. ``acceptance_rate`` is that of speculation, ``score`` that of beams.
+    unless asked for. ``acceptance_rate`` is that of speculation (0 where nothing was proposed),
+    ``score`` that of beams, ``explanation`` that of a dead end: which rules left no token.
     """
 
     prompt: str | bytes
@@ -48,13 +52,17 @@ class Continuation:
     log_probabilities: list[float] | None = None
     acceptance_rate: float | None = None
     score: float | None = None
+    explanation: str | None = None
 
 
 class Piece(NamedTuple):
-    """One token of one text, and the text that it released; ``continuation`` with the last one."""
+    """One token of one text, and the text that it released; ``continuation`` with the last one.
+
+    ``token_id`` is None where a text ends without one more, in a dead end.
+    """
 
     row: int
-    token_id: int
+    token_id: int | None
     text: str
     continuation: Continuation | None
 
@@ -62,8 +70,7 @@ class Piece(NamedTuple):
 class StopStrings:
     """Finds stop strings in bytes that arrive in parts, whatever the parts.
 
-    A state is a tuple: of each stop string, how many bytes the text so far ends with. Source:
-    Knuth, Morris and Pratt 1977; a byte costs the same however much was read before.
+    ``reach``: how many bytes of the text so far one may have begun in.
     """
 
     def __init__(self, stop: str | bytes | Sequence[str | bytes] = ()):
@@ -71,63 +78,60 @@ class StopStrings:
         self.strings = [characters(string).encode("latin-1") for string in strings]
         if b"" in self.strings:
             raise OptionError("a stop string must not be empty (got ''); leave it out")
-        self._borders = [_borders(string) for string in self.strings]
-        self.start = (0,) * len(self.strings)
+        self.reach = max(map(len, self.strings), default=1) - 1
 
-    def advance(self, state: tuple[int, ...], data: bytes) -> tuple[tuple[int, ...], int]:
-        """Read more bytes; return the new state and how many bytes at the end to cut off.
+    def read(self, tail: bytes, data: bytes) -> tuple[bytes, int]:
+        """Read more bytes after the tail of a text, its last ``reach`` bytes.
 
-        These are the stop string that is complete first (of several the longest) and what came
-        after it; 0 if none is complete.
+        Returns the new tail, and how many bytes to cut off: the stop string that is complete first
+        (of several the longest) and what comes after it; 0 if none is complete.
         """
-        for i, byte in enumerate(data):
-            state = tuple(
-                _match(string, borders, matched, byte)
-                for string, borders, matched in zip(self.strings, self._borders, state, strict=True)
-            )
-            complete = [n for n, s in zip(state, self.strings, strict=True) if n == len(s)]
-            if complete:
-                return state, max(complete) + len(data) - 1 - i
-        return state, 0
+        text = tail + data
+        found = []
+        for string in self.strings:
+            start = text.find(string, max(0, len(tail) - len(string) + 1))
+            if start >= 0:
+                found.append((start + len(string), start))
+        return text[max(0, len(text) - self.reach) :], len(text) - min(found)[1] if found else 0
+
+    def begun(self, tail: bytes) -> int:
+        """How many bytes at the end of a text may still become a stop string."""
+        return max((_overlap(tail, string) for string in self.strings), default=0)
 
 
-def _match(string: bytes, borders: list[int], matched: int, byte: int) -> int:
-    """Length of the longest start of the string that the text ends with after one more byte."""
-    while matched and string[matched] != byte:
-        matched = borders[matched - 1]
-    return matched + (string[matched] == byte)
-
-
-def _borders(string: bytes) -> list[int]:
-    """Of each start of the string: the longest proper start of it that is also its end."""
-    borders = [0]
-    for byte in string[1:]:
-        borders.append(_match(string, borders, borders[-1], byte))
-    return borders
+def _overlap(text: bytes, string: bytes) -> int:
+    """Length of the longest end of the text that is a start of the string, but not all of it."""
+    start = max(0, len(text) - len(string) + 1)
+    while (start := text.find(string[:1], start)) >= 0:
+        if string.startswith(text[start:]):
+            return len(text) - start
+        start += 1
+    return 0
 
 
 class TextWriter:
     """Turns the bytes of one continuation into text, as early as it is certain.
 
     Bytes that may still become a stop string, or part of a character, are held back; a character
-    that stays incomplete comes out as U+FFFD at the end.
+    that stays incomplete comes out as U+FFFD at the end. One that began in the prompt is whole.
     """
 
-    def __init__(self, stops: StopStrings):
-        self._stops, self._state = stops, stops.start
-        self._held = b""
+    def __init__(self, stops: StopStrings, prompt: str | bytes):
+        self._stops = stops
+        self._tail, self._held = b"", b""
         self._decoder = TextStream()
+        self._decoder.push(characters(prompt[-3:]).encode("latin-1"))
 
-    def push(self, data: bytes) -> tuple[str, bool]:
+    def push(self, data: bytes, may_stop: bool) -> tuple[str, bool]:
         """Add bytes; return the text that is now certain, and whether a stop string ended it."""
-        if not self._state:  # no stop strings
+        if not self._stops.strings:
             return self._decoder.push(data), False
-        self._held += data
-        self._state, cut = self._stops.advance(self._state, data)
-        certain = len(self._held) - (cut or max(self._state))
-        text = self._decoder.push(self._held[:certain])
-        self._held = self._held[certain:]
-        return text, cut > 0
+        self._tail, cut = self._stops.read(self._tail, data)
+        stopped = may_stop and cut > 0
+        held = self._held + data
+        certain = len(held) - (cut if stopped else self._stops.begun(self._tail))
+        self._held = held[certain:]
+        return self._decoder.push(held[:certain]), stopped
 
     def close(self, stopped: bool) -> str:
         """Return what was held back, without the stop string."""
@@ -136,13 +140,21 @@ class TextWriter:
 
 
 class Row:
-    """One text in the making."""
+    """One text in the making. Nothing ends it before ``min_new_tokens``."""
 
-    def __init__(self, index: int, prompt: str | bytes, prompt_ids: list[int], stops: StopStrings):
+    def __init__(
+        self,
+        index: int,
+        prompt: str | bytes,
+        prompt_ids: list[int],
+        stops: StopStrings,
+        min_new_tokens: int,
+    ):
         self.index, self.prompt, self.prompt_ids = index, prompt, prompt_ids
         self.token_ids: list[int] = []
         self._pieces: list[str] = []
-        self._writer = TextWriter(stops)
+        self._writer = TextWriter(stops, prompt)
+        self._min_new_tokens = min_new_tokens
 
     def push(self, token: int, data: bytes, full: bool) -> tuple[str, FinishReason | None]:
         """Add a token and its bytes; return the text released and, at the end, the reason.
@@ -150,7 +162,8 @@ class Row:
         ``full``: the text may not grow any longer.
         """
         self.token_ids.append(token)
-        text, stopped = self._writer.push(data)
+        may_stop = len(self.token_ids) >= self._min_new_tokens
+        text, stopped = self._writer.push(data, may_stop)
         reason: FinishReason | None = None
         if token == END_OF_TEXT:
             reason = "end_of_text"
@@ -164,7 +177,7 @@ class Row:
         return text, reason
 
     def finish(
-        self, reason: FinishReason, scorer: LanguageModel | None, **figures: float
+        self, reason: FinishReason, scorer: LanguageModel | None, **facts: Any
     ) -> Continuation:
         """Return the record of the finished text; ``scorer`` gives its log-probabilities."""
         log_p = None
@@ -172,7 +185,14 @@ class Row:
             whole = self.prompt_ids + self.token_ids
             log_p = token_log_probabilities(scorer, whole, len(self.prompt_ids)).tolist()
         text = "".join(self._pieces)
-        return Continuation(self.prompt, text, self.token_ids, reason, log_p, **figures)
+        return Continuation(self.prompt, text, self.token_ids, reason, log_p, **facts)
+
+    def give_up(self, dead_end: DeadEndError, scorer: LanguageModel | None, **facts: Any) -> Piece:
+        """End the text where no token is left; what was held back comes out."""
+        text = self._writer.close(stopped=False)
+        self._pieces.append(text)
+        facts["explanation"] = str(dead_end)
+        return Piece(self.index, None, text, self.finish("dead_end", scorer, **facts))
 
 
 class WordSource:
@@ -196,7 +216,7 @@ class WordSource:
         self._used += 1
         return self._words[:, self._used - 1]
 
-    def keep(self, rows: list[int]) -> None:
+    def select(self, rows: list[int]) -> None:
         """Go on with these streams."""
         self._streams = [self._streams[row] for row in rows]
         self._words = self._words[rows]
@@ -243,70 +263,151 @@ def check_count(name: str, count: int) -> None:
         raise OptionError(f"{name} must be a whole number, at least 1 (got {count!r})")
 
 
+def check_prompts(prompts: Iterable[str | bytes]) -> None:
+    """Refuse one text where several are expected: it would be taken letter by letter."""
+    if isinstance(prompts, str | bytes):
+        raise OptionError(f"prompts must be a list of texts (got {prompts!r}); write [{prompts!r}]")
+
+
+def check_streams(prompts: Iterable[Any], streams: Iterable[Any] | None, takes: str) -> None:
+    """Refuse another number of streams than of prompts, where both are known."""
+    if streams is None or (
+        isinstance(prompts, Sized) and isinstance(streams, Sized) and len(prompts) != len(streams)
+    ):
+        count = len(prompts) if isinstance(prompts, Sized) else "the"
+        given = len(streams) if isinstance(streams, Sized) else "none"
+        raise OptionError(f"each of {count} prompts takes {takes} (got {given})")
+
+
 def generate(
     model: LanguageModel,
     tokenizer: ByteTokenizer,
-    prompts: Sequence[str | bytes],
+    prompts: Iterable[str | bytes],
     policy: Policy,
-    streams: Sequence[Stream] | None = None,
+    streams: Iterable[Stream] | None = None,
     *,
     max_new_tokens: int = 200,
     stop: str | bytes | Sequence[str | bytes] = (),
     log_probabilities: bool = False,
 ) -> Iterator[Piece]:
-    """Continue every prompt, all in one batch; yield each token as it is chosen, row by row.
+    """Continue every prompt, a batch at a time; yield each token as it is chosen, row by row.
 
     Each prompt has a stream of its own, which gives one word a token (greedy takes none, and needs
-    no streams): a text does not depend on its neighbours. Only a prompt's last K tokens count; an
-    empty one starts from a padded context. Errors: OptionError, MinigenError.
+    no streams): a text does not depend on its neighbours, nor on the batch. Only a prompt's last K
+    tokens count; an empty one starts from a padded context. A text to which the policy leaves no
+    token ends there. Prompts and streams are read as they are needed. Errors: OptionError,
+    MinigenError.
     """
     check_vocabulary(model, tokenizer)
     check_count("max_new_tokens", max_new_tokens)
-    if not policy.greedy and (streams is None or len(streams) != len(prompts)):
-        given = "none" if streams is None else len(streams)
-        raise OptionError(f"each of {len(prompts)} prompts takes a stream of its own (got {given})")
+    check_prompts(prompts)
+    policy.check_ids(model.vocab_size)
+    if not policy.greedy:
+        check_streams(prompts, streams, "a stream of its own")
     stops = StopStrings(stop)
-    rows = [Row(i, prompt, tokenizer.encode(prompt).ids, stops) for i, prompt in enumerate(prompts)]
-    words = None if policy.greedy else WordSource(streams or ())
+    height = max(1, min(_MOST_ROWS, _MOST_LOGITS // model.vocab_size))
+    token_bytes = cache(tokenizer.token_bytes)
     scorer = model if log_probabilities else None
-    return _generate(model, tokenizer, rows, policy, words, max_new_tokens, scorer)
+
+    def rows_and_words() -> Iterator[tuple[list[Row], WordSource | None]]:
+        numbered, words = enumerate(prompts), iter(streams or ())
+        while part := list(islice(numbered, height)):
+            rows = [
+                Row(i, prompt, tokenizer.encode(prompt).ids, stops, policy.min_new_tokens)
+                for i, prompt in part
+            ]
+            source = None
+            if not policy.greedy:
+                own = list(islice(words, len(rows)))
+                check_streams(rows, own, "a stream of its own")
+                source = WordSource(own)
+            yield rows, source
+
+    return (
+        piece
+        for rows, words in rows_and_words()
+        for piece in _generate(model, rows, policy, words, max_new_tokens, token_bytes, scorer)
+    )
+
+
+@dataclass
+class _Batch:
+    """Texts in the making, a row each: contexts (R, K), history, streams."""
+
+    rows: list[Row]
+    contexts: Integers
+    history: History
+    words: WordSource | None
+
+    def select(self, rows: list[int]) -> None:
+        """Go on with these rows."""
+        self.rows = [self.rows[row] for row in rows]
+        self.contexts = self.contexts[rows]
+        self.history.select(rows)
+        if self.words:
+            self.words.select(rows)
 
 
 def _generate(
     model: LanguageModel,
-    tokenizer: ByteTokenizer,
     rows: list[Row],
     policy: Policy,
     words: WordSource | None,
     max_new_tokens: int,
+    token_bytes: Callable[[int], bytes],
     scorer: LanguageModel | None,
 ) -> Iterator[Piece]:
-    token_bytes = cache(tokenizer.token_bytes)
     prompts = [row.prompt_ids for row in rows]
-    contexts = padded_contexts(prompts, model.context_length)  # (R, K)
-    history = policy.history(prompts, model.vocab_size)
-    while rows:
-        drawn = words.take() if words else None
-        tokens = policy.next_tokens(model.logits(contexts), history, drawn)
-        contexts[:, :-1] = contexts[:, 1:]
-        contexts[:, -1] = tokens
+    contexts = padded_contexts(prompts, model.context_length)
+    batch = _Batch(rows, contexts, policy.history(prompts, model.vocab_size), words)
+    while batch.rows:
+        logits = model.logits(batch.contexts)
+        z, dead = policy.adjust(logits, batch.history)
+        if dead is not None:
+            for i in np.flatnonzero(dead).tolist():
+                dead_end = policy.dead_end(logits, batch.history, i)
+                yield batch.rows[i].give_up(dead_end, scorer)
+            batch.select(np.flatnonzero(~dead).tolist())
+            z = z[~dead]
+            if not batch.rows:
+                return
+        tokens = policy.pick(z, batch.words.take() if batch.words else None)
+        batch.contexts[:, :-1] = batch.contexts[:, 1:]
+        batch.contexts[:, -1] = tokens
         chosen = tokens.tolist()
-        history.append(chosen)
-        full = history.new_tokens == max_new_tokens
+        batch.history.append(chosen)
+        full = batch.history.new_tokens == max_new_tokens
         going_on = []
-        for i, (row, token) in enumerate(zip(rows, chosen, strict=True)):
+        for i, (row, token) in enumerate(zip(batch.rows, chosen, strict=True)):
             text, reason = row.push(token, token_bytes(token), full)
             if reason is None:
                 going_on.append(i)
                 yield Piece(row.index, token, text, None)
                 continue
             yield Piece(row.index, token, text, row.finish(reason, scorer))
-        if len(going_on) < len(rows):
-            rows = [rows[i] for i in going_on]
-            contexts = contexts[going_on]
-            history.keep(going_on)
-            if words:
-                words.keep(going_on)
+        if len(going_on) < len(batch.rows):
+            batch.select(going_on)
+
+
+class InOrder:
+    """Hands finished texts on in the order of their prompts, as soon as that is possible."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, Continuation] = {}
+        self._next = 0
+
+    def push(self, piece: Piece) -> Iterator[tuple[int, Continuation]]:
+        """Take one piece; yield the rows that are now finished and have none before them."""
+        if piece.continuation:
+            self._waiting[piece.row] = piece.continuation
+        while self._next in self._waiting:
+            yield self._next, self._waiting[self._next]
+            del self._waiting[self._next]
+            self._next += 1
+
+    def rest(self) -> list[tuple[int, Continuation]]:
+        """Return the other finished rows, where the generation was stopped."""
+        return sorted(self._waiting.items())
 
 
 def complete(pieces: Iterator[Piece]) -> list[Continuation]:

@@ -1,6 +1,7 @@
 """The history of a text is what the rules of decoding ask about the tokens so far."""
 
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 
@@ -53,8 +54,8 @@ class History:
     """What the logit rules ask about R texts so far, kept up to date token by token.
 
     ``new_tokens``: how many were appended; ``counts`` (R, V): occurrences of each token;
-    ``ngrams``: an index a text. Only what a policy asks for is kept; a token costs the same at any
-    length.
+    ``ngrams``: an index a text. What a policy does not ask for is empty; a token costs the same at
+    any length.
     """
 
     def __init__(
@@ -67,41 +68,41 @@ class History:
         new_tokens: int = 0,
     ):
         self.new_tokens = new_tokens
-        self.counts: Floats | None = None
-        self.ngrams: list[Ngrams] | None = None
+        self.counts: Floats = np.zeros((len(texts), vocab_size if counts_tokens else 0))
+        self.ngrams = [Ngrams(ngram_size) for _ in texts] if ngram_size else []
         if counts_tokens:
-            self.counts = np.zeros((len(texts), vocab_size))
             for counts, text in zip(self.counts, texts, strict=True):
                 np.add.at(counts, np.array(text, dtype=np.int64), 1.0)
-        if ngram_size:
-            self.ngrams = [Ngrams(ngram_size) for _ in texts]
-            for ngrams, text in zip(self.ngrams, texts, strict=True):
-                for token in text:
-                    ngrams.append(int(token))
+        for ngrams, text in zip(self.ngrams, texts, strict=False):
+            for token in text:
+                ngrams.append(int(token))
+
+    def of(self, row: int) -> "History":
+        """Return the history of one text alone."""
+        alone = copy(self)
+        alone.counts, alone.ngrams = self.counts[row : row + 1], self.ngrams[row : row + 1]
+        return alone
 
     def append(self, tokens: Sequence[int]) -> None:
         """Add one token to each text."""
         self.new_tokens += 1
-        if self.counts is not None:
+        if self.counts.size:
             self.counts[np.arange(len(tokens)), tokens] += 1.0
-        if self.ngrams is not None:
-            for ngrams, token in zip(self.ngrams, tokens, strict=True):
-                ngrams.append(token)
+        for ngrams, token in zip(self.ngrams, tokens, strict=False):
+            ngrams.append(token)
 
     def pop(self, tokens: Sequence[int]) -> None:
         """Take the last token of each text back: the ones that were appended last."""
         self.new_tokens -= 1
-        if self.counts is not None:
+        if self.counts.size:
             self.counts[np.arange(len(tokens)), tokens] -= 1.0
-        if self.ngrams is not None:
-            for ngrams in self.ngrams:
-                ngrams.pop()
+        for ngrams in self.ngrams:
+            ngrams.pop()
 
-    def keep(self, rows: Sequence[int]) -> None:
+    def select(self, rows: Sequence[int]) -> None:
         """Go on with these texts, in this order; a text may be named more than once."""
-        if self.counts is not None:
-            self.counts = self.counts[list(rows)]
-        if self.ngrams is not None:
+        self.counts = self.counts[list(rows)]
+        if self.ngrams:
             first = {row: i for i, row in reversed(list(enumerate(rows)))}
             self.ngrams = [
                 self.ngrams[row] if first[row] == i else self.ngrams[row].copy()

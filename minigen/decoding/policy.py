@@ -1,200 +1,32 @@
-"""One decision: logits, the text so far, a policy and one random word become the next token.
+"""A policy: logits, the text so far and one random word become the next token.
 
-Logit rules (penalties, bans) work on floats elementwise. Filters work on
-``head.integer_weights``: what they compare and add up is exact, zero stays zero, and one token
-always remains.
+Adding a rule or a filter takes one entry here, a field of ``Policy``: where it stands, it applies,
+and the option of the command line, the config key, their help and checks follow from it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
-from fractions import Fraction
-from functools import lru_cache
-from math import inf, isfinite, ldexp, sqrt, ulp
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cached_property
+from math import inf, isfinite, ulp
 from numbers import Integral, Real
-from typing import Any, Self, TypedDict
+from typing import Any, NamedTuple, Self, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from minigen.decoding import filters, rules
 from minigen.decoding.history import History
 from minigen.errors import MinigenError, OptionError, nearest
-from minigen.exact.arithmetic import Floats, Integers, ceil_log2, exact_sum, integer_exp
+from minigen.exact.arithmetic import Floats, Integers, exact_sum
+from minigen.exact.streams import Words
 from minigen.model import head
-from minigen.text.tokenizer import END_OF_TEXT
 
-Words = NDArray[np.uint64]
-
-
-# ── Logit rules: (..., V) → (..., V) ─────────────────────────────────────────────────────────────
+Booleans = NDArray[np.bool_]
 
 
-def add_bias(z: Floats, bias: Mapping[int, float]) -> Floats:
-    """Add a constant to the logits of some tokens. Source: OpenAI API, ``logit_bias``."""
-    z = z.copy()
-    z[..., list(bias)] += list(bias.values())
-    return z
-
-
-def penalize_repetition(z: Floats, counts: Floats, penalty: float) -> Floats:
-    """Divide positive logits of tokens that occurred by the penalty, multiply negative ones.
-
-    Source: Keskar et al. 2019, "CTRL", section 4.1; the sign rule is the transformers library's.
-    """
-    return np.where(counts > 0, np.where(z < 0, z * penalty, z / penalty), z)
-
-
-def penalize_frequency(z: Floats, counts: Floats, penalty: float) -> Floats:
-    """Subtract the penalty once for every occurrence. Source: OpenAI API, ``frequency_penalty``."""
-    return z - penalty * counts
-
-
-def penalize_presence(z: Floats, counts: Floats, penalty: float) -> Floats:
-    """Subtract the penalty once if the token occurred. Source: OpenAI API, ``presence_penalty``."""
-    return z - penalty * (counts > 0)
-
-
-def forbid(z: Floats, tokens: Any, rule: str) -> Floats:
-    """Give tokens (a mask of z's shape, or ids of the last axis) the logit −inf.
-
-    Source: Paulus et al. 2017, section 2.5, for n-grams. A rule that leaves nothing is an error.
-    """
-    z = z.copy()
-    z[tokens if isinstance(tokens, np.ndarray) else (..., tokens)] = -np.inf
-    if not np.isfinite(z.max(axis=-1)).all():
-        raise MinigenError(f"{rule} leaves no token to choose from; loosen it or leave it out")
-    return z
-
-
-# ── Filters ──────────────────────────────────────────────────────────────────────────────────────
-# They work on weights, all but the first two: on gaps (head.gaps: how far a logit lies below the
-# best one, inf for never).
-
-_FAR = 64.0  # nats: a token so far below the best has weight 0 in any vocabulary
-
-
-@np.errstate(over="ignore")
-def scale_temperature(gap: Floats, temperature: float) -> Floats:
-    """Divide logits by the temperature. Source: Ackley et al. 1985, "Boltzmann machines".
-
-    Tiny temperatures overflow to inf, never to NaN.
-    """
-    return gap / temperature
-
-
-def top_k_weights(gap: Floats, k: int) -> Floats:
-    """Weights of the k largest logits, and of those tied with the k-th. Source: Fan et al. 2018."""
-    kth = np.partition(gap, k - 1, axis=-1)[..., k - 1, None]  # a value: ties cannot matter
-    kept = gap <= kth
-    w = np.zeros(gap.shape)
-    w[kept] = integer_exp(gap[kept], head.weight_bits(gap.shape[-1]))  # of the few alone
-    return w
-
-
-@lru_cache
-def decimal(number: float) -> Fraction:
-    """Return the number as the decimal that was written: 0.1 is 1/10."""
-    return Fraction(repr(float(number)))
-
-
-def slack(S: Floats | Integers) -> Floats:
-    """⌊S/2⁴⁰⌋: by how much a token may miss a threshold and still be kept.
-
-    Logits are rounded logarithms, so p = 0.1 arrives as 0.1 ± 10⁻¹⁶: without slack a token that
-    stands exactly at a threshold would go or stay by chance.
-    """
-    return np.floor(S * 2.0**-40)
-
-
-def share(fraction: float, of: Floats | Integers) -> Floats:
-    """⌈fraction·of⌉ of integers below 2⁵³, exact, elementwise."""
-    part = decimal(fraction)
-    shares = [-(-part.numerator * int(x) // part.denominator) for x in of.flat]
-    return np.array(shares, dtype=np.float64).reshape(of.shape)
-
-
-def running_sum(w: Floats) -> Integers:
-    """Cumulative weights over the last axis; integers add up six times faster than floats."""
-    return np.add.accumulate(w.astype(np.int64), axis=-1)
-
-
-def short_of(w: Floats, p: float) -> Integers:
-    """How many leading weights leave their sum short of a share p of all. (..., V) → (..., 1)."""
-    cumulative = running_sum(w)
-    S = cumulative[..., -1:]
-    needed = (share(p, S) - slack(S)).astype(np.int64)
-    count: Integers = exact_sum(cumulative < needed, axis=-1, keepdims=True)
-    return count
-
-
-def keep_top_p(w: Floats, p: float) -> Floats:
-    """Keep the smallest set of likeliest tokens with a mass of p; of equals, the lower ids.
-
-    Source: Holtzman et al. 2019, "The curious case of neural text degeneration".
-    """
-    ordered = np.sort(w, axis=-1)[..., ::-1]  # values: ties cannot matter
-    kept = short_of(ordered, p) + 1  # (..., 1)
-    last = np.take_along_axis(ordered, kept - 1, axis=-1)
-    tied = w == last
-    room = kept - exact_sum(w > last, axis=-1, keepdims=True)  # for this many of the tied
-    nth_tied = np.add.accumulate(tied, axis=-1, dtype=np.int64)
-    return np.where((w > last) | (tied & (nth_tied <= room)), w, 0.0)
-
-
-def _keep_from(w: Floats, threshold: Floats) -> Floats:
-    """Keep weights from the threshold on, and the largest one in any case."""
-    return np.where((w >= threshold) | (w == w.max(axis=-1, keepdims=True)), w, 0.0)
-
-
-def keep_min_p(w: Floats, p: float) -> Floats:
-    """Keep tokens at least p times as likely as the best one. Source: Nguyen et al. 2024."""
-    S = exact_sum(w, axis=-1, keepdims=True)
-    return _keep_from(w, share(p, w.max(axis=-1, keepdims=True)) - slack(S))
-
-
-def mean_gap(w: Floats, gap: Floats, S: Floats) -> Floats:
-    """Σ p·gap in nats, (..., 1): the entropy is this plus ln Σ exp(−gap).
-
-    A term w·gap = 2^B·exp(−gap)·gap is at most 2^B/e, so the terms add up as integers.
-    """
-    terms = np.rint(w * np.minimum(gap, _FAR))
-    mean: Floats = exact_sum(terms, axis=-1, keepdims=True) / S
-    return mean
-
-
-def keep_typical_p(w: Floats, gap: Floats, p: float) -> Floats:
-    """Keep a mass of p of the tokens whose −ln p is nearest to the entropy, with all ties.
-
-    Source: Meister et al. 2022, "Locally typical sampling". −ln p = gap + ln Σ exp(−gap), and the
-    logarithm is in the entropy too: their distance is that of gap and mean gap. Integers that
-    hold a distance, as fine as there is room, and an id sort three times faster than ``argsort``.
-    """
-    id_bits = ceil_log2(w.shape[-1])
-    mean = mean_gap(w, gap, exact_sum(w, axis=-1, keepdims=True))
-    distance = np.where(w > 0, np.abs(gap - mean), _FAR) * ldexp(1.0, 56 - id_bits)  # below 2^62
-    keys = np.rint(distance).astype(np.int64) << id_bits | np.arange(w.shape[-1])
-    ordered = np.sort(keys, axis=-1)  # every key another: ties cannot matter
-    ids = ordered & (1 << id_bits) - 1
-    before = short_of(np.take_along_axis(w, ids, axis=-1), p)
-    last = np.take_along_axis(ordered, before, axis=-1)
-    return np.where(keys >> id_bits <= last >> id_bits, w, 0.0)
-
-
-def keep_epsilon(w: Floats, epsilon: float) -> Floats:
-    """Keep tokens of probability ε or more, and the best. Source: Hewitt et al. 2022."""
-    S = exact_sum(w, axis=-1, keepdims=True)
-    return _keep_from(w, share(epsilon, S) - slack(S))
-
-
-def keep_eta(w: Floats, gap: Floats, epsilon: float) -> Floats:
-    """Keep tokens of probability min(ε, √ε·exp(−entropy)) or more, and the best.
-
-    Source: Hewitt et al. 2022, "Truncation sampling as language model desmoothing". In weights,
-    S·exp(−entropy) = 2^B·exp(−mean gap).
-    """
-    S = exact_sum(w, axis=-1, keepdims=True)
-    typical = integer_exp(mean_gap(w, gap, S), head.weight_bits(w.shape[-1]))
-    return _keep_from(w, np.minimum(epsilon * S, sqrt(epsilon) * typical) - slack(S))
+class DeadEndError(MinigenError):
+    """No token is left to go on with; the message names the rules that together left none."""
 
 
 # ── The draw ─────────────────────────────────────────────────────────────────────────────────────
@@ -206,51 +38,134 @@ def draw(w: Floats, words: Words) -> Integers:
     w (R, V) integer weights, words (R,); returns (R,). A weight of 0 is never drawn and the last
     token never overrun; each probability is within 2⁻⁶⁴ of w/S.
     """
-    cumulative = running_sum(w)  # (R, V)
+    cumulative = filters.running_sum(w)  # (R, V)
     totals = cumulative[:, -1].tolist()
     points = [word * S >> 64 for word, S in zip(words.tolist(), totals, strict=True)]
     drawn: Integers = (cumulative > np.array(points)[:, None]).argmax(axis=-1)
     return drawn
 
 
-# ── The policy ───────────────────────────────────────────────────────────────────────────────────
-
-_RANGES = {  # option: lowest, highest, rule, cure
-    "temperature": (0.0, inf, "at least 0", "0 is greedy, 1 changes nothing"),
-    "top_p": (0.0, 1.0, "between 0 and 1", "leave it out to switch it off"),
-    "min_p": (0.0, 1.0, "between 0 and 1", "leave it out to switch it off"),
-    "typical_p": (0.0, 1.0, "between 0 and 1", "leave it out to switch it off"),
-    "epsilon_cutoff": (0.0, 1.0, "between 0 and 1", "leave it out to switch it off"),
-    "eta_cutoff": (0.0, 1.0, "between 0 and 1", "leave it out to switch it off"),
-    "repetition_penalty": (ulp(0.0), inf, "greater than 0", "1 is off"),
-    "frequency_penalty": (-inf, inf, "finite", "0 is off"),
-    "presence_penalty": (-inf, inf, "finite", "0 is off"),
-}
-SAMPLING_OPTIONS = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "epsilon_cutoff",
-    "eta_cutoff",
-)
-_COUNTS = ("top_k", "no_repeat_ngram_size", "min_new_tokens")
+# ── What an option may be ────────────────────────────────────────────────────────────────────────
 
 
-def _real(name: str, value: Any, lowest: float, highest: float, rule: str, cure: str) -> float:
-    if isinstance(value, Real) and not isinstance(value, bool):
-        with suppress(OverflowError):
-            number = float(value)
-            if isfinite(number) and lowest <= number <= highest:
-                return number
-    raise OptionError(f"{name} must be a number, {rule} (got {value!r}); {cure}")
+class Number(NamedTuple):
+    """A number in a range, as ``rule`` says; ``cure`` tells how to leave the option out."""
+
+    lowest: float
+    highest: float
+    rule: str
+    cure: str
+
+    def check(self, name: str, value: Any) -> float:
+        """Return the value as a float; raises OptionError."""
+        if isinstance(value, Real) and not isinstance(value, bool):
+            with suppress(OverflowError):
+                number = float(value)
+                if isfinite(number) and self.lowest <= number <= self.highest:
+                    return number
+        raise OptionError(f"{name} must be a number, {self.rule} (got {value!r}); {self.cure}")
 
 
-def _whole(name: str, value: Any, cure: str) -> int:
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < 0:
-        raise OptionError(f"{name} must be a whole number, at least 0 (got {value!r}); {cure}")
-    return int(value)
+class Whole(NamedTuple):
+    """A whole number from 0 on."""
+
+    cure: str = "0 is off"
+
+    def check(self, name: str, value: Any) -> int:
+        """Return the value as an int; raises OptionError."""
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < 0:
+            raise OptionError(
+                f"{name} must be a whole number, at least 0 (got {value!r}); {self.cure}"
+            )
+        return int(value)
+
+
+_TOKEN = Whole("ids are those of `minigen next`")
+_BIAS = Number(-inf, inf, "finite", "to forbid a token, suppress it")
+
+
+class Tokens(NamedTuple):
+    """Token ids, each of them ``item`` in an error."""
+
+    item: str
+
+    def check(self, name: str, value: Any) -> tuple[int, ...]:
+        """Return the ids as a tuple; raises OptionError."""
+        if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+            raise OptionError(f"{name} must be a list of token ids (got {value!r}); () is off")
+        return tuple(_TOKEN.check(self.item, token) for token in value)
+
+
+class Biases(NamedTuple):
+    """A number for each of some token ids, called ``item`` and ``bias`` in an error."""
+
+    item: str
+    bias: str
+
+    def check(self, name: str, value: Any) -> dict[int, float]:
+        """Return {id: number}; raises OptionError."""
+        if not isinstance(value, Mapping):
+            raise OptionError(
+                f"{name} must be a table of token ids and numbers (got {value!r}); {{}} is off"
+            )
+        return {
+            _TOKEN.check(self.item, token): _BIAS.check(self.bias, bias)
+            for token, bias in value.items()
+        }
+
+
+_SHARE = Number(0.0, 1.0, "between 0 and 1", "leave it out to switch it off")
+_PENALTY = Number(-inf, inf, "finite", "0 is off")
+
+# What an option does: a logit rule changes or forbids, a filter works on gaps or on weights.
+Rule = Callable[[Floats, History, Any], Floats]
+GapFilter = Callable[[Floats, Any], Floats]
+WeightFilter = Callable[[Floats, Floats, Any], Floats]
+
+
+@dataclass(frozen=True)
+class Option:
+    """All that is known of an option beside its name, default and place: see ``Policy``.
+
+    ``help`` is its line of ``--help``; ``example`` and ``comment`` stand in ``fables.toml``.
+    ``off`` is a value beside None and the default that switches it off. One of the functions is
+    set; ``forbids`` and ``counts`` belong to a rule: whether it only forbids tokens, and whether
+    it asks how often each one occurred.
+    """
+
+    kind: Number | Whole | Tokens | Biases
+    help: str
+    example: Any
+    comment: str
+    off: Any = None
+    rule: Rule | None = None
+    forbids: bool = False
+    counts: bool = False
+    gap_filter: GapFilter | None = None
+    weight_filter: WeightFilter | None = None
+
+    @property
+    def samples(self) -> bool:
+        """Whether it shapes what is drawn, which a search with beams never asks for."""
+        return self.rule is None
+
+
+def _option(default: Any, kind: Any, **rest: Any) -> Any:
+    entry = {"option": Option(kind, **rest)}
+    if isinstance(default, dict):
+        return field(default_factory=dict, metadata=entry)
+    return field(default=default, metadata=entry)
+
+
+class _Step(NamedTuple):
+    """An option that is switched on."""
+
+    name: str
+    value: Any
+    option: Option
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.value:g}" if isinstance(self.value, int | float) else self.name
 
 
 class PolicyOptions(TypedDict, total=False):
@@ -274,7 +189,7 @@ class PolicyOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """How the next token is chosen; the rules apply in the order of the fields.
+    """How the next token is chosen; the options apply in the order of the fields.
 
     ``temperature=0``, ``top_k=1`` and ``top_p=0`` are greedy: the largest logit, of equals the
     lowest id, and no word is drawn. None, and ``top_k=0``, are off. Options out of range raise
@@ -284,42 +199,137 @@ class Policy:
     [0.375, 0.0, 0.0, 0.625]
     """
 
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    no_repeat_ngram_size: int | None = None
-    suppress_tokens: Sequence[int] = ()
-    min_new_tokens: int = 0
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    epsilon_cutoff: float | None = None
-    eta_cutoff: float | None = None
+    logit_bias: Mapping[int, float] = _option(
+        {},
+        Biases("a biased token's id", "a logit bias"),
+        help="Add BIAS to the logit of token ID.",
+        example={"65": 1.5},
+        comment="What is added to the logit of a token id.",
+        rule=rules.add_bias,
+    )
+    repetition_penalty: float = _option(
+        1.0,
+        Number(ulp(0.0), inf, "greater than 0", "1 is off"),
+        help="Divide logits of tokens that occurred, in the prompt too.",
+        example=1.1,
+        comment="Logits of tokens that occurred are divided by it (below 0: times it).",
+        rule=rules.penalize_repetition,
+        counts=True,
+    )
+    frequency_penalty: float = _option(
+        0.0,
+        _PENALTY,
+        help="Subtract this for each occurrence, in the prompt too.",
+        example=0.1,
+        comment="Taken off a logit for each time that its token occurred.",
+        rule=rules.penalize_frequency,
+        counts=True,
+    )
+    presence_penalty: float = _option(
+        0.0,
+        _PENALTY,
+        help="Subtract this from tokens that occurred, in the prompt too.",
+        example=0.1,
+        comment="Taken off a logit once if its token occurred.",
+        rule=rules.penalize_presence,
+        counts=True,
+    )
+    no_repeat_ngram_size: int | None = _option(
+        None,
+        Whole(),
+        help="Never repeat N tokens in a row, of the prompt either.",
+        example=8,
+        comment="No run of so many tokens comes twice.",
+        off=0,
+        rule=rules.forbid_repeated_ngrams,
+        forbids=True,
+    )
+    suppress_tokens: Sequence[int] = _option(
+        (),
+        Tokens("a suppressed token's id"),
+        help="Never choose token ID.",
+        example=[0],
+        comment="Ids that are never chosen.",
+        rule=rules.suppress,
+        forbids=True,
+    )
+    min_new_tokens: int = _option(
+        0,
+        Whole(),
+        help="Do not end the text, by --stop either, before so many tokens.",
+        example=1,
+        comment="No end of text before so many tokens.",
+        rule=rules.delay_end_of_text,
+        forbids=True,
+    )
+    temperature: float = _option(
+        1.0,
+        Number(0.0, inf, "at least 0", "0 is greedy, 1 changes nothing"),
+        help="Divide logits by this; 0 is greedy.",
+        example=None,  # the config has a default of its own
+        comment="Below 1 the likely becomes likelier; 0 is greedy.",
+        gap_filter=filters.scale_temperature,
+    )
+    top_k: int | None = _option(
+        None,
+        Whole(),
+        help="Keep the K likeliest tokens.",
+        example=40,
+        comment="Only so many of the likeliest tokens.",
+        off=0,
+        gap_filter=filters.keep_top_k,
+    )
+    top_p: float | None = _option(
+        None,
+        _SHARE,
+        help="Keep the likeliest tokens up to this probability.",
+        example=0.95,
+        comment="Only the likeliest tokens that make up this share.",
+        off=1,  # with its slack it would cut the tail
+        weight_filter=filters.keep_top_p,
+    )
+    min_p: float | None = _option(
+        None,
+        _SHARE,
+        help="Keep tokens at least this times as likely as the best.",
+        example=0.05,
+        comment="Only tokens at least so many times as likely as the best.",
+        off=0,
+        weight_filter=filters.keep_min_p,
+    )
+    typical_p: float | None = _option(
+        None,
+        _SHARE,
+        help="Keep the most typical tokens up to this probability.",
+        example=0.95,
+        comment="Only the most typical share: tokens of about average surprise.",
+        off=1,
+        weight_filter=filters.keep_typical_p,
+    )
+    epsilon_cutoff: float | None = _option(
+        None,
+        _SHARE,
+        help="Keep tokens of at least this probability.",
+        example=0.0003,
+        comment="Only tokens of at least this probability.",
+        off=0,
+        weight_filter=filters.keep_epsilon,
+    )
+    eta_cutoff: float | None = _option(
+        None,
+        _SHARE,
+        help="The same, lowered where the distribution is flat.",
+        example=0.0003,
+        comment="The same, with a lower bar where many tokens are likely.",
+        off=0,
+        weight_filter=filters.keep_eta,
+    )
 
     def __post_init__(self) -> None:
-        checked: dict[str, Any] = {}
-        for name, limits in _RANGES.items():
-            if getattr(self, name) is not None:
-                checked[name] = _real(name, getattr(self, name), *limits)
-        for name in _COUNTS:
-            if getattr(self, name) is not None:
-                checked[name] = _whole(name, getattr(self, name), "0 is off")
-        named = "ids are those of `minigen next`"
-        checked["suppress_tokens"] = tuple(
-            _whole("a suppressed token's id", token, named)
-            for token in (() if self.suppress_tokens is None else self.suppress_tokens)
-        )
-        checked["logit_bias"] = {
-            _whole("a biased token's id", token, named): _real(
-                "a logit bias", bias, -inf, inf, "finite", "to forbid a token, suppress it"
-            )
-            for token, bias in (self.logit_bias or {}).items()
-        }
-        for option in fields(self):  # None is off, which every default is
-            object.__setattr__(self, option.name, checked.get(option.name, option.default))
+        for name, option in OPTIONS.items():
+            value = getattr(self, name)
+            value = DEFAULTS[name] if value is None else option.kind.check(name, value)
+            object.__setattr__(self, name, value)  # None is off, which every default is
 
     @classmethod
     def of(
@@ -329,7 +339,7 @@ class Policy:
 
         ``others`` are what else the caller takes: a misspelt option may have been meant for them.
         """
-        known = [option.name for option in fields(cls)]
+        known = [*OPTIONS]
         for name in options:
             if name not in known:
                 meant = nearest(name, [*known, *others])
@@ -344,68 +354,107 @@ class Policy:
         return policy
 
     @property
+    def changed(self) -> dict[str, Any]:
+        """The options that are not at their default, by name."""
+        return {
+            name: value
+            for name, default in DEFAULTS.items()
+            if (value := getattr(self, name)) != default
+        }
+
+    @cached_property
+    def _steps(self) -> list[_Step]:
+        """The options that are switched on, in their order."""
+        return [
+            _Step(name, value, OPTIONS[name])
+            for name, value in self.changed.items()
+            if value != OPTIONS[name].off
+        ]
+
+    @cached_property
+    def _rules(self) -> list[_Step]:
+        return [step for step in self._steps if step.option.rule]
+
+    @cached_property
+    def _filters(self) -> list[_Step]:
+        return [step for step in self._steps if not step.option.rule]
+
+    @cached_property
     def greedy(self) -> bool:
         """Whether the largest logit is taken, without a random word."""
         return self.temperature == 0 or self.top_k == 1 or self.top_p == 0
 
-    @property
-    def counts_tokens(self) -> bool:
-        """Whether a rule asks how often each token occurred."""
-        return self.repetition_penalty != 1 or bool(self.frequency_penalty or self.presence_penalty)
+    def adjust(self, logits: Floats, history: History) -> tuple[Floats, Booleans | None]:
+        """Apply the logit rules. logits (R, V), a row for each text of the history → (R, V), (R,).
 
-    def adjust(self, logits: Floats, history: History) -> Floats:
-        """Apply the logit rules. logits (R, V), a row for each text of the history → (R, V)."""
-        z = logits
-        if self.logit_bias:
-            z = add_bias(z, self.logit_bias)
-        if history.counts is not None:
-            with np.errstate(over="ignore"):  # what overflows is refused by the head
-                z = penalize_repetition(z, history.counts, self.repetition_penalty)
-                z = penalize_frequency(z, history.counts, self.frequency_penalty)
-                z = penalize_presence(z, history.counts, self.presence_penalty)
-        if history.ngrams is not None:
-            repeating = np.zeros(z.shape, dtype=bool)
-            for mask, ngrams in zip(repeating, history.ngrams, strict=True):
-                mask[ngrams.repeating()] = True
-            z = forbid(z, repeating, f"no_repeat_ngram_size={self.no_repeat_ngram_size}")
-        if self.suppress_tokens:
-            z = forbid(z, list(self.suppress_tokens), "suppress_tokens")
-        if history.new_tokens < self.min_new_tokens and z.shape[-1] > END_OF_TEXT:
-            z = forbid(z, [END_OF_TEXT], f"min_new_tokens={self.min_new_tokens}")
-        return z
+        Also says which rows are dead ends, −inf throughout; None if none is. What a model itself
+        has broken (NaN, inf, nothing but −inf) raises MinigenError.
+        """
+        if not self._rules:
+            return logits, None
+        z = _apply(self._rules, logits, history)
+        dead = ~np.isfinite(z.max(axis=-1))
+        if not dead.any():
+            return z, None
+        head.gaps(logits[dead])  # raises
+        return np.where(dead[:, None], -np.inf, z), dead
+
+    def dead_end(self, logits: Floats, history: History, row: int) -> DeadEndError:
+        """Say which rules left row ``row`` of the logits (R, V) no token."""
+        logits, history = logits[row : row + 1], history.of(row)
+        needed = self._rules
+        for step in self._rules:
+            fewer = [other for other in needed if other is not step]
+            if not np.isfinite(_apply(fewer, logits, history).max()):
+                needed = fewer
+        names = [f"{step}{'' if step.option.forbids else ' (which overflows)'}" for step in needed]
+        if len(names) == 1:
+            return DeadEndError(
+                f"{names[0]} leaves no token to choose from; loosen it or leave it out"
+            )
+        return DeadEndError(
+            f"{', '.join(names[:-1])} and {names[-1]} together leave no token to choose from; "
+            "loosen one or leave it out"
+        )
+
+    def weigh(self, z: Floats) -> Floats:
+        """Apply the filters: adjusted logits (R, V) → integer weights, p = w/Σw.
+
+        Greedy gives one-hots. Every row must have a token left.
+        """
+        if self.greedy:
+            one_hot = np.zeros(z.shape)
+            one_hot[np.arange(len(z)), _best(z)] = 1.0
+            return one_hot
+        gap = head.gaps(z)
+        w: Floats | None = None
+        for _, value, option in self._filters:
+            if option.gap_filter:
+                gap = option.gap_filter(gap, value)
+            else:
+                assert option.weight_filter
+                w = option.weight_filter(filters.weights(gap) if w is None else w, gap, value)
+        return filters.weights(gap) if w is None else w
+
+    def pick(self, z: Floats, words: Words | None) -> Integers:
+        """Choose one token a row: adjusted logits (R, V), words (R,), None for greedy → ids (R,).
+
+        Every row must have a token left.
+        """
+        if self.greedy:
+            return _best(z)
+        assert words is not None
+        return draw(self.weigh(z), words)
 
     def weights(self, logits: Floats, history: History) -> Floats:
-        """Apply every rule and filter: integer weights (R, V), p = w/Σw. Greedy gives one-hots."""
-        z = self.adjust(logits, history)
-        if self.greedy:
-            w = np.zeros(z.shape)
-            w[np.arange(len(z)), _best(z)] = 1.0
-            return w
-        gap = head.gaps(z)
-        if self.temperature != 1:
-            gap = scale_temperature(gap, self.temperature)
-        if self.top_k and self.top_k < z.shape[-1]:
-            w = top_k_weights(gap, self.top_k)
-        else:
-            w = integer_exp(gap, head.weight_bits(z.shape[-1]))
-        if self.top_p is not None and self.top_p < 1:  # 1 is off; with slack it would cut the tail
-            w = keep_top_p(w, self.top_p)
-        if self.min_p:
-            w = keep_min_p(w, self.min_p)
-        if self.typical_p is not None and self.typical_p < 1:
-            w = keep_typical_p(w, gap, self.typical_p)
-        if self.epsilon_cutoff:
-            w = keep_epsilon(w, self.epsilon_cutoff)
-        if self.eta_cutoff:
-            w = keep_eta(w, gap, self.eta_cutoff)
-        return w
+        """Apply every rule and filter: integer weights (R, V). Raises DeadEndError."""
+        return self.weigh(self._alive(logits, history))
 
-    def next_tokens(self, logits: Floats, history: History, words: Words | None) -> Integers:
-        """Choose one token a row: logits (R, V), words (R,), None for greedy → ids (R,)."""
-        if self.greedy:
-            return _best(self.adjust(logits, history))
-        assert words is not None
-        return draw(self.weights(logits, history), words)
+    def _alive(self, logits: Floats, history: History) -> Floats:
+        z, dead = self.adjust(logits, history)
+        if dead is not None:
+            raise self.dead_end(logits, history, int(dead.argmax()))
+        return z
 
     def probabilities(
         self, logits: ArrayLike, history: Sequence[int] = (), *, prompt_length: int = 0
@@ -413,7 +462,7 @@ class Policy:
         """Probabilities after all rules and filters. logits (V,) or (R, V) → the same shape.
 
         ``history`` holds the ids of prompt and continuation so far, the same for all rows; its
-        first ``prompt_length`` ids do not count as new tokens.
+        first ``prompt_length`` ids are not new tokens. Raises DeadEndError where none is left.
         """
         z = np.asarray(logits, dtype=np.float64)
         rows = np.atleast_2d(z)
@@ -429,10 +478,15 @@ class Policy:
         *,
         prompt_length: int = 0,
     ) -> int:
-        """Choose a token: logits (V,), one 64-bit word, which greedy ignores → its id."""
+        """Choose a token: logits (V,), one 64-bit word, which greedy ignores → its id.
+
+        Raises DeadEndError where no token is left.
+        """
+        if not 0 <= word < 1 << 64:
+            raise OptionError(f"a word must be a whole number from 0 to below 2^64 (got {word!r})")
         rows = np.atleast_2d(np.asarray(logits, dtype=np.float64))
-        words = np.array([word], dtype=np.uint64)
-        return int(self.next_tokens(rows, self._history(rows, history, prompt_length), words)[0])
+        z = self._alive(rows, self._history(rows, history, prompt_length))
+        return int(self.pick(z, np.array([word], dtype=np.uint64))[0])
 
     def _history(self, rows: Floats, history: Sequence[int], prompt_length: int) -> History:
         for token in history:
@@ -453,7 +507,7 @@ class Policy:
         return History(
             texts,
             vocab_size,
-            counts_tokens=self.counts_tokens,
+            counts_tokens=any(step.option.counts for step in self._rules),
             ngram_size=self.no_repeat_ngram_size,
             new_tokens=new_tokens,
         )
@@ -473,3 +527,19 @@ def _best(z: Floats) -> Integers:
     """Id of the largest logit, of equals the lowest. (R, V) → (R,)."""
     best: Integers = head.gaps(z).argmin(axis=-1)
     return best
+
+
+def _apply(steps: Sequence[_Step], z: Floats, history: History) -> Floats:
+    with np.errstate(over="ignore", invalid="ignore"):  # an overflow is a dead end
+        for _, value, option in steps:
+            assert option.rule
+            z = option.rule(z, history, value)
+    return z
+
+
+OPTIONS: dict[str, Option] = {f.name: f.metadata["option"] for f in fields(Policy)}
+"""Every option of a policy by its name, in the order in which they apply."""
+DEFAULTS: dict[str, Any] = {
+    f.name: f.default if f.default_factory is MISSING else f.default_factory()
+    for f in fields(Policy)
+}

@@ -6,8 +6,9 @@ Leviathan, Kalman and Matias 2023, "Fast inference from transformers via specula
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, repeat
 from typing import Protocol
 
 from minigen.decoding.generation import (
@@ -16,11 +17,13 @@ from minigen.decoding.generation import (
     Row,
     StopStrings,
     check_count,
+    check_prompts,
+    check_streams,
     check_vocabulary,
     padded_contexts,
 )
-from minigen.decoding.policy import Policy, draw
-from minigen.errors import MinigenError, OptionError
+from minigen.decoding.policy import DeadEndError, Policy, draw
+from minigen.errors import MinigenError
 from minigen.exact.arithmetic import Floats, exact_sum
 from minigen.exact.streams import Stream
 from minigen.text.tokenizer import END_OF_TEXT, ByteTokenizer
@@ -98,24 +101,29 @@ def speculative_round(
     target: Callable[[list[int]], Iterable[Floats]],
     choices: Chooser,
     num_draft_tokens: int,
-) -> tuple[list[int], int, int]:
-    """Propose, then verify: return (new tokens, proposals accepted, proposals examined).
+) -> Iterator[tuple[int, bool | None]]:
+    """Propose, then verify: yield each new token, and whether it was proposed and accepted.
 
     ``draft`` gives the weights after some proposals, ``target`` its weights before each proposal
-    and after the last. One token more than was accepted comes out: where a proposal is refused its
-    replacement, else one drawn from the target.
+    and after the last; it is asked for no more than the tokens that are read here. One token more
+    than was accepted comes out: where a proposal is refused its replacement (False), else one drawn
+    from the target (None: nothing was examined). A draft in a dead end stops proposing.
     """
     proposals: list[int] = []
     q: list[Floats] = []
-    while len(proposals) < num_draft_tokens and END_OF_TEXT not in proposals:
-        q.append(draft(proposals))
-        proposals.append(choices.propose(q[-1]))
+    with suppress(DeadEndError):
+        while len(proposals) < num_draft_tokens and END_OF_TEXT not in proposals:
+            q.append(draft(proposals))
+            proposals.append(choices.propose(q[-1]))
     for i, p in enumerate(target(proposals)):
         if i == len(proposals):
-            return [*proposals, choices.replace(_integers(p))], i, i
-        if not choices.accepts(*acceptance(p, q[i], proposals[i])):
-            return [*proposals[:i], choices.replace(residual(p, q[i]))], i, i + 1
-    raise AssertionError("the target gives a distribution after the last proposal")
+            yield choices.replace(_integers(p)), None
+            return
+        if choices.accepts(*acceptance(p, q[i], proposals[i])):
+            yield proposals[i], True
+        else:
+            yield choices.replace(residual(p, q[i])), False
+            return
 
 
 def speculate(
@@ -123,9 +131,9 @@ def speculate(
     tokenizer: ByteTokenizer,
     draft: LanguageModel,
     draft_tokenizer: ByteTokenizer,
-    prompts: Sequence[str | bytes],
+    prompts: Iterable[str | bytes],
     policy: Policy,
-    streams: Sequence[tuple[Stream, Stream]] | None = None,
+    streams: Iterable[tuple[Stream, Stream]] | None = None,
     *,
     num_draft_tokens: int = 4,
     max_new_tokens: int = 200,
@@ -136,7 +144,8 @@ def speculate(
 
     The policy shapes the distributions of both models. ``streams`` holds a pair for each prompt:
     ``inference/draft`` for proposals, ``inference/accept`` for acceptances and replacements; greedy
-    needs none. A draft with another tokenizer raises MinigenError.
+    needs none. A text to which the policy leaves no token ends there, and a draft in that place
+    stops proposing. A draft with another tokenizer raises MinigenError.
     """
     check_vocabulary(model, tokenizer)
     check_vocabulary(draft, draft_tokenizer)
@@ -147,24 +156,25 @@ def speculate(
             f"a draft must have the tokenizer of its target (got {draft_tokenizer.vocab_size} "
             f"tokens, other than the target's {tokenizer.vocab_size}); train both with one"
         )
-    if not policy.greedy and (streams is None or len(streams) != len(prompts)):
-        given = "none" if streams is None else len(streams)
-        raise OptionError(f"each of {len(prompts)} prompts takes two streams (got {given})")
-    stops = StopStrings(stop)
-    rows = [Row(i, prompt, tokenizer.encode(prompt).ids, stops) for i, prompt in enumerate(prompts)]
-    choices = [SampledChoices(*pair) for pair in streams or ()] if not policy.greedy else []
+    check_prompts(prompts)
+    policy.check_ids(model.vocab_size)
+    choices: Iterable[Chooser] = repeat(GreedyChoices())
+    if not policy.greedy:
+        check_streams(prompts, streams, "two streams")
+        choices = (SampledChoices(*pair) for pair in streams or ())
+    stops, token_bytes = StopStrings(stop), cache(tokenizer.token_bytes)
     scorer = model if log_probabilities else None
     return (
         piece
-        for row in rows
+        for (i, prompt), chooser in zip(enumerate(prompts), choices, strict=False)
         for piece in _speculate(
             (model, draft),
-            row,
+            Row(i, prompt, tokenizer.encode(prompt).ids, stops, policy.min_new_tokens),
             policy,
-            choices[row.index] if choices else GreedyChoices(),
+            chooser,
             num_draft_tokens,
             max_new_tokens,
-            cache(tokenizer.token_bytes),
+            token_bytes,
             scorer,
         )
     )
@@ -185,6 +195,8 @@ def _speculate(
     window = max(model.context_length, draft_model.context_length)
     recent = row.prompt_ids[-window:]
 
+    written = 0  # tokens of the text that the history holds; those beyond are proposals
+
     def draft(proposals: list[int]) -> Floats:
         if proposals:
             history.append(proposals[-1:])
@@ -193,28 +205,35 @@ def _speculate(
         return weights
 
     def target(proposals: list[int]) -> Iterator[Floats]:
-        for token in reversed(proposals[:-1]):  # the draft's tokens are not in the text yet
-            history.pop([token])
+        while history.new_tokens > written:  # the draft's tokens are not in the text yet
+            history.pop([proposals[history.new_tokens - written - 1]])
         texts = [recent + proposals[:i] for i in range(len(proposals) + 1)]
         logits = model.logits(padded_contexts(texts, model.context_length))  # (γ + 1, V)
         for i in range(len(texts)):
             yield policy.weights(logits[i : i + 1], history)[0]
-            history.append(proposals[i : i + 1])  # it was accepted, or the round is over
+            history.append(proposals[i : i + 1])  # it was accepted
 
     accepted = examined = 0
-    reason = None
-    while reason is None:
+    while True:
         room = max_new_tokens - len(row.token_ids)
-        tokens, *counts = speculative_round(draft, target, choices, min(num_draft_tokens, room))
+        pieces = speculative_round(draft, target, choices, min(num_draft_tokens, room))
+        tokens = []
+        try:
+            for token, is_accepted in pieces:
+                tokens.append(token)
+                accepted += is_accepted is True
+                examined += is_accepted is not None
+                full = len(row.token_ids) + 1 == max_new_tokens
+                text, reason = row.push(token, token_bytes(token), full)
+                if reason:
+                    rate = accepted / max(1, examined)
+                    continuation = row.finish(reason, scorer, acceptance_rate=rate)
+                    yield Piece(row.index, token, text, continuation)
+                    return
+                yield Piece(row.index, token, text, None)
+        except DeadEndError as dead_end:
+            yield row.give_up(dead_end, scorer, acceptance_rate=accepted / max(1, examined))
+            return
         history.append(tokens[-1:])
+        written = history.new_tokens
         recent = (recent + tokens)[-window:]
-        accepted, examined = accepted + counts[0], examined + counts[1]
-        for token in tokens:
-            full = len(row.token_ids) + 1 == max_new_tokens
-            text, reason = row.push(token, token_bytes(token), full)
-            if reason:
-                rate = accepted / examined
-                continuation = row.finish(reason, scorer, acceptance_rate=rate)
-                yield Piece(row.index, token, text, continuation)
-                break
-            yield Piece(row.index, token, text, None)

@@ -493,7 +493,8 @@ const twin = (() => {
    * bytes complete (the last one carries what was held back). `first` is the stream's position.
    */
   function* generate(model, tokenizer, promptIds, policy, stream, maxNewTokens, first = 0) {
-    const decoder = new TextStream();
+    const decoder = new TextStream(); // a character that began in the prompt is whole
+    promptIds.slice(-3).forEach((id) => decoder.push(tokenizer.bytes[id]));
     const ids = promptIds.slice();
     for (let i = 0; i < maxNewTokens; i++) {
       const all = stages(model.logits(ids), policy);

@@ -37,7 +37,11 @@ LARGE = 64 << 20
 BLOCK = 1 << 16
 """How many bytes or tokens are worked on at a time: so many stay in the processor's cache."""
 
+MARK = b"\xef\xbb\xbf"
+"""UTF-8's byte-order mark: at the start of a file or a prompt it is not part of the text."""
+
 _END = END_OF_TEXT_CHARACTER
+_LINE_END = re.compile(rb"\r{0,2}\n|\r")
 # The look ahead and the + that give nothing back make it fast; they change no match.
 _BLANK_LINES = re.compile(r"\n(?=\s)(?:[ \t]*+\r?\n)++")
 
@@ -56,6 +60,18 @@ class Source:
             file.seek(0)
             while block := file.read(BLOCK):
                 yield block
+
+
+def whole(data: bytes) -> bytes:
+    """Return a text as it is meant: without a byte-order mark and the end of its last line."""
+    data = data.removeprefix(MARK)
+    last = [*_LINE_END.finditer(data, max(0, len(data) - 3))][-1:]
+    return data[: last[0].start()] if last and last[0].end() == len(data) else data
+
+
+def lines(data: bytes) -> list[bytes]:
+    """Cut a file into lines, whether they end in LF, CR LF, CR CR LF or CR; none of nothing."""
+    return _LINE_END.split(whole(data)) if data.removeprefix(MARK) else []
 
 
 def find(path: str | Path) -> list[Source]:

@@ -8,7 +8,6 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -130,7 +129,7 @@ class RunFolder:
                     _append(metrics, record.metrics())
                     _append(timing, {"step": record.step, "seconds": round(seconds, 6)})
                     if record.sample:
-                        _append(samples, asdict(record.sample))
+                        _append(samples, record.sample.line())
                     is_last = record.step == self.run.config.training.steps
                     if is_last or (every and record.step % every == 0):
                         self.run.workers.from_first(lambda: _sync(metrics, samples))

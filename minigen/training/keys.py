@@ -5,7 +5,7 @@ From the entries follow `configs/fables.toml` and `minigen config` (which writes
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_origin
 
 from pydantic import (
@@ -20,14 +20,12 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from minigen.decoding.policy import Policy
-from minigen.errors import OptionError
+from minigen.decoding.policy import DEFAULTS, OPTIONS, Policy
+from minigen.errors import MinigenError, OptionError
 from minigen.model.head import gradient_bits
 
 # Exact products keep 16 bits or more of each operand while no sum has more terms than this.
 MOST_TERMS = 2**21
-
-POLICY_OPTIONS = tuple(option.name for option in fields(Policy))
 
 
 class Rule(str):
@@ -184,7 +182,7 @@ class _SamplingTable(_Table):
     @classmethod
     def _policy_accepts(cls, value: Any, info: ValidationInfo) -> Any:
         name = str(info.field_name)
-        if name not in POLICY_OPTIONS:
+        if name not in OPTIONS:
             return value
         if name == "logit_bias" and isinstance(value, Mapping):  # keys of TOML and JSON are strings
             value = {int(k) if str(k).isdecimal() else k: bias for k, bias in value.items()}
@@ -193,45 +191,19 @@ class _SamplingTable(_Table):
         except OptionError as error:
             start = "sampling." if str(error).startswith(name) else f"sampling.{name}: "
             raise ValueError(f"{start}{error}") from None
-        except (AttributeError, TypeError):
-            kind = "list of token ids" if name == "suppress_tokens" else 'table, as {"65" = 1.5}'
-            raise ValueError(f"sampling.{name} must be a {kind} (got {shown(value)})") from None
 
     @property
     def policy(self) -> Policy:
         """The `Policy` that these options describe."""
-        return Policy(**{name: getattr(self, name) for name in POLICY_OPTIONS})
-
-
-# Option → an example of it switched on, and what it does then; in the order of the Policy's fields.
-_POLICY_COMMENTS: dict[str, tuple[Any, str]] = {
-    "logit_bias": ({"65": 1.5}, "What is added to the logit of a token id."),
-    "repetition_penalty": (
-        1.1,
-        "Logits of tokens that occurred are divided by it (below 0: times it).",
-    ),
-    "frequency_penalty": (0.1, "Taken off a logit for each time that its token occurred."),
-    "presence_penalty": (0.1, "Taken off a logit once if its token occurred."),
-    "no_repeat_ngram_size": (8, "No run of so many tokens comes twice."),
-    "suppress_tokens": ([0], "Ids that are never chosen."),
-    "min_new_tokens": (1, "No end of text before so many tokens."),
-    "temperature": (None, "Below 1 the likely becomes likelier; 0 is greedy."),
-    "top_k": (40, "Only so many of the likeliest tokens."),
-    "top_p": (0.95, "Only the likeliest tokens that make up this share."),
-    "min_p": (0.05, "Only tokens at least so many times as likely as the best."),
-    "typical_p": (0.95, "Only the most typical share: tokens of about average surprise."),
-    "epsilon_cutoff": (0.0003, "Only tokens of at least this probability."),
-    "eta_cutoff": (0.0003, "The same, with a lower bar where many tokens are likely."),
-}
+        return Policy(**{name: getattr(self, name) for name in OPTIONS})
 
 
 def _option(name: str) -> tuple[Any, Any]:
     """Return type and entry of a policy's option; a checkpoint without it means the neutral one."""
-    neutral = getattr(Policy(), name)
-    example, comment = _POLICY_COMMENTS[name]
+    option, neutral = OPTIONS[name], DEFAULTS[name]
     extra: dict[str, Any] = {"default": 0.5 if name == "temperature" else neutral}
-    extra |= {"decides_weights": False, "example": example}
-    return Any, Field(neutral, description=comment, json_schema_extra=extra)
+    extra |= {"decides_weights": False, "example": option.example}
+    return Any, Field(neutral, description=option.comment, json_schema_extra=extra)
 
 
 if TYPE_CHECKING:
@@ -243,7 +215,7 @@ else:  # the list of options has one home, the Policy
     SamplingTable = create_model(
         "SamplingTable",
         __base__=_SamplingTable,
-        **{name: _option(name) for name in POLICY_OPTIONS},
+        **{name: _option(name) for name in OPTIONS},
     )
 
 
@@ -278,16 +250,10 @@ class Tables(_Table):
 
     @model_validator(mode="after")
     def _tokens_exist(self) -> Self:
-        policy, size = self.sampling.policy, self.tokenizer.vocab_size
-        for option, ids in (
-            ("suppress_tokens", policy.suppress_tokens),
-            ("logit_bias", policy.logit_bias),
-        ):
-            if missing := [i for i in ids if i >= size]:
-                raise ValueError(
-                    f"sampling.{option} must name token ids below tokenizer.vocab_size = {size} "
-                    f"(got {missing[0]})"
-                )
+        try:
+            self.sampling.policy.check_ids(self.tokenizer.vocab_size)
+        except MinigenError as error:
+            raise ValueError(f"sampling.{error}") from None
         return self
 
 

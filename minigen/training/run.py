@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import reduce
 from operator import add, index
 from pathlib import Path
@@ -30,12 +30,21 @@ Text = str | bytes | Sequence[str | bytes]
 
 @dataclass(frozen=True)
 class Sample:
-    """A text that was asked for while training, after ``step`` updates."""
+    """A text that was asked for while training, after ``step`` updates.
+
+    ``explanation``: where the policy left it no token to go on with, why.
+    """
 
     step: int
     prompt: str
     text: str
     token_ids: list[int]
+    explanation: str | None = None
+
+    def line(self) -> dict[str, Any]:
+        """Return the sample as a line of ``samples.jsonl``, which says where it was a dead end."""
+        line = asdict(self)
+        return line | {"finish_reason": "dead_end"} if line.pop("explanation") else line
 
 
 @dataclass(frozen=True)
@@ -323,7 +332,7 @@ class Run:
         sample = self.generator.generate(
             table.prompt, policy=table.policy, max_new_tokens=table.max_new_tokens
         )
-        return Sample(self.step, table.prompt, sample.text, sample.token_ids)
+        return Sample(self.step, table.prompt, sample.text, sample.token_ids, sample.explanation)
 
     def save(self, path: str | Path) -> None:
         """Write a checkpoint from which ``load`` goes on as if nothing had happened.

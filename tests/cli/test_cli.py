@@ -321,6 +321,40 @@ def test_a_random_seed_is_said_and_gives_the_same_text_again(
     assert minigen("generate", str(tiny_run), "a", "--seed", seed).out == result.out
 
 
+def test_a_dead_end_is_said_once_and_takes_no_other_text_with_it(
+    minigen: Command, tiny_run: Path
+) -> None:
+    every = b"".join(bytes([value]) for value in range(256) if value not in b"\r\n")
+    Path("prompts.txt").write_bytes(every + b"\na\n" + every)
+    rules = ("--no-repeat-ngram-size", "1", "--suppress-token", "10", "--suppress-token", "13")
+    options = ("--prompts", "prompts.txt", *rules, "--min-new-tokens", "5", "--max-new-tokens", "5")
+    for how in ((), ("--num-beams", "2"), ("--draft", str(tiny_run)), ("--greedy",)):
+        result = minigen("generate", str(tiny_run), *options, *how, "--json")
+        lines = [json.loads(line) for line in result.out.splitlines()]
+        assert [line["finish_reason"] for line in lines] == ["dead_end", "length", "dead_end"]
+        assert [len(line["token_ids"]) for line in lines] == [0, 5, 0]
+        assert result.status == 0
+        assert result.err.count("\n") == 1
+        assert "no_repeat_ngram_size=1, suppress_tokens and min_new_tokens=5 together" in result.err
+        plain = minigen("generate", str(tiny_run), *options, *how)
+        assert len(plain.out.split("\n---\n")) == 3
+
+
+def test_json_says_what_a_text_depends_on(minigen: Command, tiny_run: Path) -> None:
+    model = json.loads(minigen("info", str(tiny_run), "--json").out)["fingerprint"]
+    options = ("--top-k", "5", "--logit-bias", "97=1", "--stop", "zz", "--max-new-tokens", "3")
+    line = json.loads(minigen("generate", str(tiny_run), "a", *options, "--json").out)
+    assert line["model"] == model
+    assert line["policy"] == {"logit_bias": {"97": 1.0}, "top_k": 5}
+    assert (line["max_new_tokens"], line["stop"], line["seed"]) == (3, ["zz"], 0)
+    plain = json.loads(minigen("generate", str(tiny_run), "a", "--json").out)
+    assert plain["policy"] == {}
+    beams = json.loads(minigen("generate", str(tiny_run), "a", "--num-beams", "2", "--json").out)
+    assert (beams["num_beams"], beams["length_penalty"]) == (2, 1.0)
+    draft = ("--draft", str(tiny_run), "--json")
+    assert json.loads(minigen("generate", str(tiny_run), "a", *draft).out)["draft"] == model
+
+
 def test_beams_give_one_text_with_no_seed(minigen: Command, tiny_run: Path) -> None:
     options = ("--num-beams", "3", "--max-new-tokens", "4", "--json")
     result = json.loads(minigen("generate", str(tiny_run), "a", *options).out)
@@ -457,8 +491,10 @@ def test_score_shows_each_token_and_the_product(minigen: Command, tiny_run: Path
     assert product == pytest.approx(result["probability"], rel=1e-5)
 
 
-def test_score_reads_a_file_whole(minigen: Command, tiny_run: Path) -> None:
-    Path("text.txt").write_bytes(b"ab\n")
+def test_score_reads_a_file_but_for_the_end_of_its_last_line(
+    minigen: Command, tiny_run: Path
+) -> None:
+    Path("text.txt").write_bytes(b"a\nb\n")
     result = json.loads(minigen("score", str(tiny_run), "--file", "text.txt", "--json").out)
     assert result["bytes"] == 3
 

@@ -1,6 +1,7 @@
 """Beam search finds what the reference finds; with beams enough, what trying every text finds."""
 
 import json
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -55,8 +56,8 @@ def test_beams_find_what_the_transformers_library_finds(case):
         max_new_tokens=VECTORS["max_new_tokens"],
         end_of_text=VECTORS["end_of_text"],
     )
-    assert [VECTORS["prompt"] + list(tokens) for _, tokens in found] == case["sequences"]
-    assert [score for score, _ in found] == pytest.approx(case["scores"], abs=1e-9)
+    assert [VECTORS["prompt"] + list(tokens) for _, tokens, _ in found] == case["sequences"]
+    assert [score for score, _, _ in found] == pytest.approx(case["scores"], abs=1e-9)
 
 
 def every_text(table, length, length_penalty, end_of_text):
@@ -88,8 +89,8 @@ def test_with_beams_for_every_text_the_search_is_exhaustive(table, length_penalt
         end_of_text=2,
     )
     expected = every_text(table, 4, length_penalty, end_of_text=2)
-    assert [score for score, _ in found] == pytest.approx([score for _, score in expected])
-    assert {tokens for _, tokens in found} == {tokens for tokens, _ in expected}
+    assert [score for score, _, _ in found] == pytest.approx([score for _, score in expected])
+    assert {tokens for _, tokens, _ in found} == {tokens for tokens, _ in expected}
 
 
 def test_a_beam_whose_best_continuation_ends_goes_on_with_the_next_best():
@@ -103,7 +104,7 @@ def test_a_beam_whose_best_continuation_ends_goes_on_with_the_next_best():
         max_new_tokens=2,
         end_of_text=2,
     )
-    assert [tokens for _, tokens in found] == [(1, 0)]  # (ln .4 + ln .98)/2 > ln .5
+    assert [tokens for _, tokens, _ in found] == [(1, 0)]  # (ln .4 + ln .98)/2 > ln .5
 
 
 def test_equal_scores_keep_the_order_of_ids():
@@ -115,12 +116,12 @@ def test_equal_scores_keep_the_order_of_ids():
         length_penalty=1.0,
         max_new_tokens=2,
     )
-    assert [tokens for _, tokens in found] == [(0, 0), (0, 1), (0, 2)]
+    assert [tokens for _, tokens, _ in found] == [(0, 0), (0, 1), (0, 2)]
 
 
 def test_one_beam_is_greedy_where_no_text_ends():
     policy = Policy(suppress_tokens=[END_OF_TEXT], no_repeat_ngram_size=2, frequency_penalty=0.5)
-    greedy = Policy(**{**policy.__dict__, "temperature": 0})
+    greedy = replace(policy, temperature=0)
     text = beam_search(small_model(), TOKENIZER, "so", policy, num_beams=1, max_new_tokens=30)[0]
     expected = complete(generate(small_model(), TOKENIZER, ["so"], greedy, max_new_tokens=30))[0]
     assert text.token_ids == expected.token_ids
@@ -179,7 +180,7 @@ def test_logit_rules_see_the_history_of_each_beam():
         length_penalty=1.0,
         max_new_tokens=4,
     )
-    assert [sorted(tokens) for _, tokens in found] == [[0, 2, 3, 4]] * 2
+    assert [sorted(tokens) for _, tokens, _ in found] == [[0, 2, 3, 4]] * 2
 
 
 def test_penalties_see_the_history_of_each_beam():
@@ -192,7 +193,7 @@ def test_penalties_see_the_history_of_each_beam():
         length_penalty=1.0,
         max_new_tokens=3,
     )
-    assert all(sorted(tokens) == [1, 2, 3] for _, tokens in found)
+    assert all(sorted(tokens) == [1, 2, 3] for _, tokens, _ in found)
 
 
 @pytest.mark.parametrize(

@@ -257,10 +257,10 @@ def test_stop_strings_are_found_as_a_plain_search_finds_them(stop, text, size):
         if text[:end].endswith(s.encode())
     ]
     stops = StopStrings(stop)
-    state, cut, read = stops.start, 0, 0
+    tail, cut, read = b"", 0, 0
     while read < len(text) and not cut:
         part = text[read : read + size]
-        state, cut = stops.advance(state, part)
+        tail, cut = stops.read(tail, part)
         read += len(part)
     if ends:
         end, negative_length = min(ends)

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from minigen.decoding.policy import Policy, draw, keep_top_p, keep_typical_p, mean_gap, share
+from minigen.decoding.filters import keep_top_p, keep_typical_p, mean_gap, share
+from minigen.decoding.policy import DeadEndError, Policy, draw
 from minigen.errors import MinigenError, OptionError
 from minigen.exact.streams import Stream
 from minigen.model import head
@@ -145,7 +146,7 @@ def test_a_history_that_goes_back_or_splits_knows_what_a_fresh_one_knows():
     history.pop([2, 4])
     history.pop([4, 4])
     assert [n.repeating() for n in history.ngrams] == [[1], []]
-    history.keep([0, 0, 1])
+    history.select([0, 0, 1])
     history.append([1, 3, 3])
     fresh = policy.history([[1, 2, 1, 2, 1], [1, 2, 1, 2, 3], [3, 3, 4, 3]], 5, new_tokens=2)
     assert history.new_tokens == fresh.new_tokens
@@ -161,7 +162,7 @@ def test_a_history_that_goes_back_or_splits_knows_what_a_fresh_one_knows():
     ],
 )
 def test_a_rule_that_leaves_nothing_is_named(options, history, rule):
-    with pytest.raises(MinigenError, match=rule):
+    with pytest.raises(DeadEndError, match=rule):
         Policy(**options).probabilities([0.0, 0.0, 0.0], history)
 
 
@@ -257,7 +258,7 @@ def test_shares_are_exact_where_floats_are_not():
 
 def test_top_p_keeps_of_equal_weights_the_lower_ids_in_every_row():
     w = np.array([[2.0, 4.0, 2.0, 2.0], [1.0, 1.0, 1.0, 1.0]])
-    assert keep_top_p(w, 0.7).tolist() == [[2, 4, 2, 0], [1, 1, 1, 0]]
+    assert keep_top_p(w, w, 0.7).tolist() == [[2, 4, 2, 0], [1, 1, 1, 0]]
 
 
 POLICIES = st.fixed_dictionaries(
@@ -321,7 +322,7 @@ def test_top_p_keeps_the_smallest_prefix_in_fractions(logits, p):
         mass += int(w[i])
         if mass >= Fraction(repr(p)) * int(S[0]):
             break
-    assert set(np.flatnonzero(keep_top_p(w, p)).tolist()) == {i for i in expected if w[i]}
+    assert set(np.flatnonzero(keep_top_p(w, w, p)).tolist()) == {i for i in expected if w[i]}
 
 
 @given(LOGITS, st.integers(1, 99))

@@ -80,14 +80,22 @@ def weights_after(model, tokens):
     return np.array([words[0] + 1.0, *words[1:]])
 
 
+def counted(pieces):
+    """Tokens of a round, how many proposals were accepted, how many examined."""
+    tokens, accepted = zip(*pieces, strict=True)
+    return list(tokens), accepted.count(True), len(accepted) - accepted.count(None)
+
+
 def some_round(text, choices, num_draft_tokens):
-    return speculative_round(
-        lambda proposals: weights_after("draft", (*text, *proposals)),
-        lambda proposals: (
-            weights_after("target", (*text, *proposals[:i])) for i in range(len(proposals) + 1)
-        ),
-        choices,
-        num_draft_tokens,
+    return counted(
+        speculative_round(
+            lambda proposals: weights_after("draft", (*text, *proposals)),
+            lambda proposals: (
+                weights_after("target", (*text, *proposals[:i])) for i in range(len(proposals) + 1)
+            ),
+            choices,
+            num_draft_tokens,
+        )
     )
 
 
@@ -113,11 +121,13 @@ def test_texts_have_exactly_the_targets_probabilities(num_draft_tokens, length):
 
 def one_round(num_draft_tokens):
     return every_outcome(
-        lambda choices: speculative_round(
-            lambda proposals: Q,
-            lambda proposals: [P] * (len(proposals) + 1),
-            choices,
-            num_draft_tokens,
+        lambda choices: counted(
+            speculative_round(
+                lambda proposals: Q,
+                lambda proposals: [P] * (len(proposals) + 1),
+                choices,
+                num_draft_tokens,
+            )
         )
     )
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minigen.decoding.policy import Policy
+from minigen.decoding.policy import OPTIONS, Policy
 from minigen.errors import MinigenError, OptionError
 from minigen.training.config import Config, differences, parse_override
-from minigen.training.keys import KEYS, POLICY_OPTIONS
+from minigen.training.keys import KEYS
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -67,7 +67,7 @@ def test_the_options_behind_a_comment_sign_in_fables_toml_work(load):
 
 def test_every_key_has_a_comment_and_a_rule():
     assert all(key.comment.endswith(".") for key in KEYS.values())
-    of_policy = {f"sampling.{option}" for option in POLICY_OPTIONS}
+    of_policy = {f"sampling.{option}" for option in OPTIONS}
     assert {name for name, key in KEYS.items() if not key.rule} == of_policy
 
 
@@ -266,10 +266,12 @@ def test_shapes_whose_products_would_not_be_exact_are_refused(load, refusal):
 
 def test_a_policy_for_tokens_that_do_not_exist_is_refused(refusal):
     toml = "[tokenizer]\nvocab_size = 300\n[sampling]\n"
-    assert "must name token ids below tokenizer.vocab_size = 300 (got 300)" in refusal(
+    assert "takes ids below 300, the size of this vocabulary (got 300)" in refusal(
         toml + "suppress_tokens = [299, 300]"
     )
-    assert "sampling.logit_bias must name" in refusal(toml + 'logit_bias = { "300" = 1.0 }')
+    assert "sampling.logit_bias takes ids below 300" in refusal(
+        toml + 'logit_bias = { "300" = 1.0 }'
+    )
 
 
 def test_bad_toml_is_refused_with_file_and_line(refusal, tmp_path):
