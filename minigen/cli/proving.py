@@ -1,7 +1,11 @@
 """`prove` runs the reproducibility experiments; `verify` trains a checkpoint again."""
 
 import textwrap
+from concurrent.futures import as_completed
 from dataclasses import asdict
+from functools import reduce
+from operator import add
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,8 +22,12 @@ from minigen.cli.options import (
     shows_progress,
     text_option,
 )
-from minigen.cli.training import reading_progress
+from minigen.cli.training import one_voice, reading_progress
 from minigen.errors import MinigenError
+
+if TYPE_CHECKING:
+    from minigen.proof.verification import Outcome, Segment, Verification
+    from minigen.training.workers import Workers
 
 
 @cli.command()
@@ -82,46 +90,126 @@ def _row(name: str, verdict: str, text: str) -> None:
 @cli.command()
 @model_argument
 @text_option
+@click.option(
+    "--segments",
+    "count",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Check so many segments, drawn, instead of all.",
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0), metavar="N", help="Which are drawn.  [default: 0]"
+)
+@json_option
 @progress_option
-def verify(model: str, texts: tuple[str, ...], progress: bool | None) -> int:
+def verify(
+    model: str,
+    texts: tuple[str, ...],
+    count: int | None,
+    seed: int | None,
+    as_json: bool,
+    progress: bool | None,
+) -> int:
     """Train MODEL again, and compare every bit.
 
     The config is the one inside MODEL; weights, moments, merges and batches must come out the same.
-    A text that is not the embedded one is found by the config.toml beside the file, or given with
-    --text. Exit status 1 if anything differs.
+    Of a run folder every checkpoint is checked: each must follow from the one before. These
+    segments are trained side by side, on all cores or by the processes of mpiexec. A text that is
+    not the embedded one is found by the config.toml beside the file, or given with --text. Exit
+    status 1 if anything differs.
 
     \b
     Example:
       minigen verify runs/fables
     """
-    from tqdm import tqdm
+    if seed is not None and count is None:
+        raise click.UsageError("--seed says which segments are drawn: give --segments too")
 
-    from minigen.proof.verification import Verification, compare
+    from minigen.proof.verification import Verification
+
+    with one_voice() as workers:
+        verifications: list[Verification] = []  # of the first worker alone
+
+        def read() -> None:
+            with reading_progress(progress) as reading:
+                verifications.append(Verification(model, texts, progress=reading))
+            if count is not None:
+                verifications[0].draw(count, seed or 0)
+
+        workers.from_first(read)
+        try:
+            outcomes = _check_all(verifications, workers, shows_progress(progress))
+            workers.from_first(lambda: _judge(verifications[0], outcomes, as_json))
+        finally:
+            for verification in verifications:
+                verification.close()
+    return 0
+
+
+def _judge(verification: "Verification", outcomes: "list[Outcome]", as_json: bool) -> None:
+    """Show what came of each segment; raise MinigenError for the first that does not hold."""
     from minigen.training.checkpoint import fingerprint
 
-    with reading_progress(progress) as reading:
-        verification = Verification(model, texts, progress=reading)
-    saved = verification.saved
-    steps = tqdm(
-        verification.steps(), total=saved.step, unit="step", disable=not shows_progress(progress)
-    )
-    for _ in steps:
-        pass
-    again = verification.again()
-    click.echo(f"file           {verification.path}, step {saved.step}")
-    click.echo(f"fingerprint    {fingerprint(saved.tensors)}")
-    click.echo(f"trained again  {fingerprint(again.tensors)}")
-    found = compare(saved, again)
-    if not found and saved.streams["inference"] != again.streams["inference"]:
+    checked = list(zip(verification.segments, outcomes, strict=True))
+    if as_json:
+        listed = [{"from": s.first, "to": s.last, "holds": o.holds} for s, o in checked]
+        verified = all(outcome.holds for outcome in outcomes)
+        print_json({"verified": verified, "segments": listed, "share": verification.share})
+    else:
+        click.echo(f"file           {verification.path}, step {verification.saved.step}")
+        click.echo(f"fingerprint    {fingerprint(verification.saved.tensors)}")
+        _show(verification, checked)
+    for segment, outcome in checked:
+        if not outcome.holds:
+            origin = segment.origin if outcome.path == segment.end else "its config gives"
+            raise MinigenError(
+                f"{outcome.path} is not what {origin}: {len(outcome.found)} differences in the "
+                f"segment from step {segment.first} to {segment.last}, the first in "
+                f"{outcome.found[0]}"
+            )
+    if any(outcome.is_asked for outcome in outcomes):
         note("the stream inference stands elsewhere: text was asked for by hand, which is no fault")
-    for line in found:
-        click.echo(line)
-    if found or verification.parting:
-        click.echo(verification.parting or verification.agreement())
-    if found:
-        raise MinigenError(
-            f"{verification.path} is not what its config gives: {len(found)} differences, "
-            f"the first in {found[0]}"
-        )
-    click.echo("verified: the same weights, moments, merges and batches, bit for bit")
-    return 0
+
+
+def _show(verification: "Verification", checked: "list[tuple[Segment, Outcome]]") -> None:
+    last, outcome = checked[-1]
+    if last.end == verification.path and outcome.fingerprint:
+        click.echo(f"trained again  {outcome.fingerprint}")
+    for segment, outcome in checked:
+        if len(checked) > 1 or verification.share < 1.0:
+            verdict = "the same" if outcome.holds else f"differs, in {outcome.path.name}"
+            click.echo(f"segment        step {segment.first} to {segment.last}: {verdict}")
+        for line in outcome.found:
+            click.echo(line)
+        if outcome.parting or (outcome.found and outcome.agreement):
+            click.echo(outcome.parting or outcome.agreement)
+    if all(outcome.holds for _, outcome in checked):
+        share = verification.share
+        what = "" if share == 1.0 else f"{share:.0%} of the steps: "
+        click.echo(f"verified: {what}the same weights, moments, merges and batches, bit for bit")
+
+
+def _check_all(
+    verifications: "list[Verification]", workers: "Workers", shows: bool
+) -> "list[Outcome]":
+    """Check the segments, side by side where there are several; the longest come first."""
+    from tqdm import tqdm
+
+    from minigen.proof.verification import check
+
+    segments = [segment for one in verifications for segment in one.segments]
+    total = reduce(add, (segment.steps for segment in segments), 0)
+    with tqdm(total=total, unit="step", disable=not shows or workers.rank > 0) as bar:
+        if workers.size == 1 and not verifications[0].is_worth_processes():
+            return [verifications[0].check(one, lambda record: bar.update()) for one in segments]
+        with workers.pool(len(segments)) as executor:
+            if executor is None:
+                return []
+            longest_first = sorted(segments, key=lambda segment: -segment.steps)
+            futures = {executor.submit(check, segment): segment for segment in longest_first}
+            outcomes = {}
+            for future in as_completed(futures):
+                segment = futures[future]
+                outcomes[segment.last] = future.result()
+                bar.update(segment.steps)
+    return [outcomes[segment.last] for segment in segments]

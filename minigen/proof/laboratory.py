@@ -93,7 +93,7 @@ class Laboratory:
         self.folder = folder
         self.config = config.override(
             {
-                "corpus.text": self._kept(config),
+                "corpus.text": kept_text(config, folder),
                 "training.steps": steps,
                 "optimizer.warmup_steps": warm_up,
                 "evaluation.every": 0,
@@ -108,23 +108,6 @@ class Laboratory:
         self.corpus = replace(corpus, validation=short)
         self.start = folder / "start.safetensors"
         run.save(self.start)
-
-    def _kept(self, config: Config) -> Any:
-        """Return the config's text, with what can be read only once (a pipe) kept in files."""
-        if isinstance(config.corpus.text, str):
-            return config.corpus.text
-        kept = []
-        for number, path in enumerate(config.corpus.text):
-            source = Path("/dev/stdin" if path == "-" else path)
-            if path == "-" or (source.exists() and not source.is_file() and not source.is_dir()):
-                copy = self.folder / f"text-{number}"
-                try:
-                    copy.write_bytes(source.read_bytes())
-                except OSError as error:
-                    raise MinigenError(f"cannot read {path}: {error.strerror}") from None
-                source = copy
-            kept.append(str(source))
-        return kept
 
     @property
     def steps(self) -> int:
@@ -165,6 +148,24 @@ class Laboratory:
         path = self.folder / "stored.safetensors"
         run.save(path)
         return path.read_bytes()
+
+
+def kept_text(config: Config, folder: Path) -> Any:
+    """Return the config's text, with what can be read only once (a pipe) kept in files."""
+    if isinstance(config.corpus.text, str):
+        return config.corpus.text
+    kept = []
+    for number, path in enumerate(config.corpus.text):
+        source = Path("/dev/stdin" if path == "-" else path)
+        if path == "-" or (source.exists() and not source.is_file() and not source.is_dir()):
+            copy = folder / f"text-{number}"
+            try:
+                copy.write_bytes(source.read_bytes())
+            except OSError as error:
+                raise MinigenError(f"cannot read {path}: {error.strerror}") from None
+            source = copy
+        kept.append(str(source))
+    return kept
 
 
 def state(run: Run) -> bytes:

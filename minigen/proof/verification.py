@@ -1,28 +1,93 @@
-"""Verification: a checkpoint is trained again from the config inside it, and every bit compared."""
+"""Verification: a run is trained again, segment by segment, and every bit of it compared.
+
+A segment is what lies between two checkpoints. Each starts from a file and must arrive at the next
+one, so that segments have nothing to do with each other; the first one starts from the config.
+"""
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from itertools import pairwise
+from operator import add
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from minigen.errors import MinigenError
+from minigen.errors import MinigenError, OptionError
+from minigen.exact.streams import Stream
+from minigen.proof.laboratory import kept_text
 from minigen.text.corpus import Progress
 from minigen.training import checkpoint
 from minigen.training.config import CONFIG, Config, differences, located
 from minigen.training.folder import METRICS, read_lines
+from minigen.training.keys import KEYS
 from minigen.training.run import Run, StepRecord
 
-_LOGGED = ("loss_bits", "learning_rate", "optimizer_position", "fingerprint")
+WORTH_PROCESSES = 1 << 29  # logits, times the positions that add up to each: some seconds
+LOGGED = ("loss_bits", "learning_rate", "optimizer_position", "fingerprint")
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a run: trained from the file ``start``, or from the config, it must give ``end``.
+
+    With both, ``is_fresh`` says that it starts from the config, and that ``start`` must be what the
+    config gives. ``logged`` are the lines of metrics.jsonl about it, by their steps.
+    """
+
+    first: int
+    last: int
+    start: Path | None
+    end: Path
+    is_fresh: bool
+    config: Config
+    logged: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def steps(self) -> int:
+        """How many steps it takes."""
+        return self.last - self.first
+
+    @property
+    def origin(self) -> str:
+        """What it starts from, for a sentence."""
+        return "its config gives" if self.is_fresh else f"follows from {self._start_name}"
+
+    @property
+    def _start_name(self) -> str:
+        return self.start.name if self.start else ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a segment gave: each thing that differs; ``path`` is the file in which it does.
+
+    ``fingerprint`` is that of the weights now; ``parting`` says where metrics.jsonl and the steps
+    part, ``agreement`` how far they agree; ``is_asked``: the stream ``inference`` stands elsewhere.
+    """
+
+    path: Path
+    found: tuple[str, ...] = ()
+    fingerprint: str = ""
+    parting: str = ""
+    agreement: str = ""
+    is_asked: bool = False
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing differs."""
+        return not self.found
 
 
 class Verification:
-    """A checkpoint file, and a run from step 0 that should arrive at the same.
+    """The segments of MODEL: of a run folder those between its checkpoints, of a file one.
 
     ``texts`` are paths of the text that it was trained on; without them it is the embedded one or
-    the one that a config.toml beside the file names. Raises MinigenError where the file is damaged,
-    where that config.toml disagrees with the one in the file, and where the text is another one.
+    the one that a config.toml beside the file names. Raises MinigenError where the last file is
+    damaged, where that config.toml disagrees with the one in it about a key that decides the
+    weights, and where the text is another one. Close it: it may keep a text in a file.
     """
 
     def __init__(
@@ -41,68 +106,197 @@ class Verification:
                 f"{self.path} cannot be right: it is at step {self.saved.step} of "
                 f"training.steps = {config.training.steps}"
             )
-        self._check_config_beside(config)
-        text = texts or located(config, self.path).corpus.text
+        _check_config_beside(self.path, config)
+        text = tuple(map(str, texts)) or located(config, self.path).corpus.text
         if text == "external":
             raise MinigenError(
                 f"{self.path} was trained on a text that is not in it: give that text with --text"
             )
-        self.run = Run(config.override({"corpus.text": text}), progress=progress)
-        if self.run.corpus_sha256 != self.saved.corpus_sha256:
-            raise MinigenError(
-                f"the text is not the one that {self.path} was trained on: its SHA-256 is "
-                f"{self.run.corpus_sha256}, the checkpoint's {self.saved.corpus_sha256}; "
-                "give the same text with --text"
-            )
-        self.logged = self._read_metrics()
-        self.parting = ""  # where metrics.jsonl and the new run part
-
-    def _check_config_beside(self, config: Config) -> None:
-        path = self.path.parent / CONFIG
-        if not path.is_file():
-            return
-        beside = Config.load(path)
-        inside = config.corpus.text
-        disagreements = [
-            f"{key} is {there!r} in it and {here!r} in {self.path.name}"
-            for key, here, there in differences(config, beside)
-            if key != "corpus.text" or "fables" in (inside, there)  # a path is not in the file
-        ]
-        if disagreements:
-            raise MinigenError(
-                f"{path} disagrees with the checkpoint: {'; '.join(disagreements)}; to verify the "
-                "checkpoint alone, copy it elsewhere"
-            )
-
-    def _read_metrics(self) -> dict[int, dict[str, Any]]:
+        self._folder = tempfile.TemporaryDirectory(prefix="minigen-")
         try:
-            return {line["step"]: line for line in read_lines(self.path.parent / METRICS)}
-        except (MinigenError, KeyError, TypeError):
-            return {}  # only an aid: the checkpoint is verified without it
+            config = config.override({"corpus.text": text})
+            config = config.override({"corpus.text": kept_text(config, Path(self._folder.name))})
+            self._run = Run(config, progress=progress)
+            if self._run.corpus_sha256 != self.saved.corpus_sha256:
+                raise MinigenError(
+                    f"the text is not the one that {self.path} was trained on: its SHA-256 is "
+                    f"{self._run.corpus_sha256}, the checkpoint's {self.saved.corpus_sha256}; "
+                    "give the same text with --text"
+                )
+        except BaseException:
+            self.close()
+            raise
+        files = checkpoint.by_step(Path(model_path)) if Path(model_path).is_dir() else {}
+        self.segments = _cut(files or {self.saved.step: self.path}, config)
 
-    def steps(self) -> Iterator[StepRecord]:
-        """Train up to the checkpoint's step, comparing with metrics.jsonl on the way."""
-        for record in self.run.steps(self.saved.step):
-            new, old = record.metrics(), self.logged.get(record.step, {})
-            keys = [key for key in _LOGGED if key in old and key in new and old[key] != new[key]]
-            if keys and not self.parting:
-                values = ", ".join(f"{key} {old[key]}, trained again {new[key]}" for key in keys)
-                self.parting = f"{METRICS} differs first at step {record.step}: {values}"
-            yield record
+    def close(self) -> None:
+        """Remove what was kept."""
+        self._folder.cleanup()
 
-    def agreement(self) -> str:
-        """Say how far metrics.jsonl agrees, where it does not part from the new run."""
-        steps = len([step for step in self.logged if step <= self.saved.step])
-        if not steps:
-            return f"no {METRICS} is beside the file, which could tell the step"
-        return f"{METRICS} agrees at all its {steps} steps: the file was changed after training"
+    def draw(self, count: int, seed: int) -> None:
+        """Keep ``count`` of the segments, drawn from the stream ``verify``; at most all."""
+        if count < 1:
+            raise OptionError(f"segments must be at least 1 (got {count})")
+        left, stream = list(self.segments), Stream(seed, "verify")
+        drawn = [left.pop(int(stream.integers(1, len(left))[0])) for _ in left[:count]]
+        self.segments = sorted(drawn, key=lambda segment: segment.last)
 
-    def again(self) -> checkpoint.Checkpoint:
-        """Return the checkpoint that the run of now would write."""
-        with tempfile.TemporaryDirectory(prefix="minigen-") as folder:
-            path = Path(folder) / "again.safetensors"
-            self.run.save(path)
-            return checkpoint.load(path)
+    @property
+    def steps(self) -> int:
+        """How many steps the segments take."""
+        return reduce(add, (segment.steps for segment in self.segments))
+
+    @property
+    def share(self) -> float:
+        """The share of the run's steps that the segments are."""
+        return self.steps / self.saved.step if self.saved.step else 1.0
+
+    def is_worth_processes(self) -> bool:
+        """Whether processes side by side save more time than they take to start."""
+        config = self.segments[0].config
+        logits = self.steps * config.training.batch_size * config.tokenizer.vocab_size
+        return len(self.segments) > 1 and logits * config.model.context_length > WORTH_PROCESSES
+
+    def check(
+        self, segment: Segment, on_step: Callable[[StepRecord], object] | None = None
+    ) -> Outcome:
+        """Check a segment in this process, with the text that was read already."""
+        return check(segment, self._run, on_step)
+
+
+def _cut(files: dict[int, Path], config: Config) -> list[Segment]:
+    steps = sorted(files)
+    if steps == [0] or steps[0] > 0:
+        steps = [0, *steps]
+    logged = _read_metrics(next(iter(files.values())).parent)
+    segments = []
+    for first, last in pairwise(steps):
+        start = files[first] if first in files and last > first else None
+        lines = {step: line for step, line in logged.items() if first < step <= last}
+        segments.append(Segment(first, last, start, files[last], first == 0, config, lines))
+    return segments
+
+
+def _check_config_beside(path: Path, config: Config) -> None:
+    """Refuse a config of the run folder that is not that of the checkpoint in it."""
+    if not (path.parent / CONFIG).is_file():
+        return
+    found = [
+        f"{key} is {there!r} in it and {here!r} in {path.name}"
+        for key, here, there in deciding_differences(config, Config.load(path.parent / CONFIG))
+    ]
+    if found:
+        raise MinigenError(
+            f"{path.parent / CONFIG} disagrees with the checkpoint: {'; '.join(found)}; to verify "
+            "the checkpoint alone, copy it elsewhere"
+        )
+
+
+def deciding_differences(a: Config, b: Config) -> list[tuple[str, Any, Any]]:
+    """List the keys that differ and decide the weights, with both values.
+
+    The paths of an external text do not, and where the learning rate does not decay, neither does
+    the number of steps.
+    """
+    is_constant = a.optimizer.decay == b.optimizer.decay == "constant"
+    return [
+        (key, left, right)
+        for key, left, right in differences(a, b)
+        if KEYS[key].decides_weights
+        and (key != "corpus.text" or "fables" in (left, right))
+        and not (key == "training.steps" and is_constant)
+    ]
+
+
+def _read_metrics(folder: Path) -> dict[int, dict[str, Any]]:
+    try:
+        return {line["step"]: line for line in read_lines(folder / METRICS)}
+    except (MinigenError, KeyError, TypeError):
+        return {}  # only an aid: the checkpoints are verified without it
+
+
+def check(
+    segment: Segment,
+    fresh: Run | None = None,
+    on_step: Callable[[StepRecord], object] | None = None,
+) -> Outcome:
+    """Train a segment again and compare; ``fresh``, if given, is a run of its config at step 0.
+
+    That run is used up by the first segment, and lends the others its text.
+    """
+    path = segment.start or segment.end
+    try:
+        if segment.is_fresh:
+            run = fresh or Run(segment.config)
+            if segment.start:
+                found = _differences(segment, path, load(path, 0), run)
+                if found:
+                    return Outcome(path, tuple(found), run.fingerprint)
+        else:
+            assert segment.start is not None
+            load(segment.start, segment.first)
+            run = Run.load(segment.start, config=segment.config)
+            if fresh and run.tokenizer.merges == fresh.tokenizer.merges:
+                run.corpus = fresh.corpus
+        path = segment.end
+        saved = load(path, segment.last)
+        parting = ""
+        for record in run.steps(segment.steps):
+            parting = parting or _parting(record, segment.logged.get(record.step, {}))
+            if on_step:
+                on_step(record)
+        found = _differences(segment, path, saved, run)
+    except MinigenError as error:
+        return Outcome(path, (str(error),))
+    steps = len(segment.logged)
+    agreement = (
+        f"{METRICS} agrees at all {steps} steps: the file was changed after training"
+        if steps
+        else f"no {METRICS} is beside the file, which could tell the step"
+    )
+    return Outcome(
+        path,
+        tuple(found),
+        fingerprint=run.fingerprint,
+        parting=parting,
+        agreement=agreement,
+        is_asked=saved.streams["inference"] != run.streams["inference"].position,
+    )
+
+
+def _differences(segment: Segment, path: Path, saved: checkpoint.Checkpoint, run: Run) -> list[str]:
+    config = Config.from_dict(saved.config, source=str(path))
+    return [
+        *(
+            f"config: {key} is {there!r} in it and {here!r} in the last checkpoint"
+            for key, here, there in deciding_differences(segment.config, config)
+        ),
+        *compare(saved, snapshot(run)),
+    ]
+
+
+def _parting(record: StepRecord, old: dict[str, Any]) -> str:
+    new = record.metrics()
+    keys = [key for key in LOGGED if key in old and key in new and old[key] != new[key]]
+    values = ", ".join(f"{key} {old[key]}, trained again {new[key]}" for key in keys)
+    return f"{METRICS} differs first at step {record.step}: {values}" if keys else ""
+
+
+def load(path: Path, step: int) -> checkpoint.Checkpoint:
+    """Load a checkpoint; refuse one whose content is of another step than its name says."""
+    saved = checkpoint.load(path)
+    if saved.step != step:
+        raise MinigenError(f"{path} is named after another step than it is at: {saved.step}")
+    checkpoint.require_trainable(path, saved.format)
+    return saved
+
+
+def snapshot(run: Run) -> checkpoint.Checkpoint:
+    """Return the checkpoint that a run would write now."""
+    with tempfile.TemporaryDirectory(prefix="minigen-") as folder:
+        path = Path(folder) / "now.safetensors"
+        run.save(path)
+        return checkpoint.load(path)
 
 
 def verify(
@@ -110,12 +304,20 @@ def verify(
 ) -> list[str]:
     """Train MODEL again from the config inside it; return a line for each thing that differs.
 
-    What it takes and raises is that of `Verification`.
+    Of a run folder every checkpoint is checked, one after the other. What it takes and raises is
+    that of `Verification`.
     """
     verification = Verification(model, texts, progress=progress)
-    for _ in verification.steps():
-        pass
-    return compare(verification.saved, verification.again())
+    try:
+        outcomes = [verification.check(segment) for segment in verification.segments]
+    finally:
+        verification.close()
+    several = len(outcomes) > 1
+    return [
+        f"{outcome.path.name}: {line}" if several else line
+        for outcome in outcomes
+        for line in outcome.found
+    ]
 
 
 def compare(saved: checkpoint.Checkpoint, again: checkpoint.Checkpoint) -> list[str]:

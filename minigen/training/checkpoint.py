@@ -164,23 +164,28 @@ def locate(model_path: str | Path) -> Path:
     Raises MinigenError where there is none.
     """
     path = Path(model_path)
-    try:
-        names = os.listdir(path) if path.is_dir() else None
-    except OSError as error:
-        raise MinigenError(f"cannot read folder {path}: {error.strerror}") from None
-    if names is None:
+    if not path.is_dir():
         return path
-    steps = {
-        int(match[1]): path / name
-        for name in names
-        if (match := re.fullmatch(r"step-([0-9]+)\.safetensors", name))
-    }
+    steps = by_step(path)
     if not steps:
         raise MinigenError(
             f"folder {path} holds no checkpoint (step-NNNNNN.safetensors): "
             "name a run folder or a checkpoint file"
         )
     return steps[max(steps)]
+
+
+def by_step(folder: Path) -> dict[int, Path]:
+    """Map the steps of a run folder's checkpoints, as they are named, to their files."""
+    try:
+        names = os.listdir(folder)
+    except OSError as error:
+        raise MinigenError(f"cannot read folder {folder}: {error.strerror}") from None
+    return {
+        int(match[1]): folder / name
+        for name in names
+        if (match := re.fullmatch(r"step-([0-9]+)\.safetensors", name))
+    }
 
 
 def write_atomically(path: str | Path, *parts: bytes | memoryview) -> None:

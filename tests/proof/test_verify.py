@@ -3,12 +3,16 @@
 import dataclasses
 import json
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 from minigen import Config, Run
 from minigen.cli import run as command
+from minigen.proof import verification
+from minigen.proof.workers import mpiexec
 from minigen.training.checkpoint import load, save
 
 TEXT = "The fox saw the grapes. The grapes were high. The fox said: they are sour.\n" * 4
@@ -71,6 +75,12 @@ def change_tensor(path, name, index=(0,), by=2.0**-52):
     tensors = {key: tensor.copy() for key, tensor in load(path).tensors.items()}
     tensors[name][index] += by
     change(path, tensors=tensors)
+
+
+def verdict(verify, folder, *options):
+    """Return exit status and the JSON of a verification."""
+    status, out, _ = verify(folder, "--json", *options)
+    return status, json.loads(out)
 
 
 # ── What is right ────────────────────────────────────────────────────────────────────────────────
@@ -156,7 +166,7 @@ def test_a_changed_tensor_with_a_right_checksum_is_named(folder, verify, name):
     named = [line for line in out.splitlines() if line.startswith("tensor")]
     assert [line.split(":")[0] for line in named] == [f"tensor {name}"]
     assert f"the first in tensor {name}" in err
-    assert "metrics.jsonl agrees at all its 6 steps: the file was changed after training" in out
+    assert "metrics.jsonl agrees at all 2 steps: the file was changed after training" in out
 
 
 def test_the_numbers_that_differ_are_counted_and_the_first_is_located(folder, verify):
@@ -202,7 +212,7 @@ def test_without_a_log_that_is_said(folder, verify):
     ("changes", "named"),
     [
         ({"streams": {"optimizer": 7, "inference": 0}}, "stream optimizer at word 7, trained"),
-        ({"step": 5}, "tensor E"),
+        ({"step": 5}, "is named after another step than it is at: 5"),
     ],
 )
 def test_a_changed_position_or_step_is_found(folder, verify, changes, named):
@@ -224,9 +234,11 @@ def test_another_seed_inside_the_file_is_found(folder, text, verify):
     saved = load(last(folder))
     change(last(folder), config={**saved.config, "run": {"seed": 1}})
     (folder / "config.toml").unlink()
-    status, out, _ = verify(folder, "--text", str(text))
+    status, out, _ = verify(last(folder), "--text", str(text))
     assert status == 1
     assert "differs first at step 1" in out
+    _, out, _ = verify(folder, "--text", str(text))
+    assert "config: run.seed is 0 in it and 1 in the last checkpoint" in out
 
 
 def test_a_step_behind_the_last_is_refused(folder, verify):
@@ -234,6 +246,102 @@ def test_a_step_behind_the_last_is_refused(folder, verify):
     status, _, err = verify(folder)
     assert status == 1
     assert "it is at step 7 of training.steps = 6" in err
+
+
+# ── Segments ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_segment_between_two_checkpoints_is_checked(folder, verify):
+    segments = [{"from": 0, "to": 4, "holds": True}, {"from": 4, "to": 6, "holds": True}]
+    expected = {"verified": True, "segments": segments, "share": 1.0}
+    assert verdict(verify, folder) == (0, expected)
+
+
+def test_segments_side_by_side_say_the_same(folder, verify, monkeypatch):
+    """In processes, which a run of this size is not worth."""
+    change_tensor(last(folder), "E")
+    one_after_the_other = verify(folder)
+    monkeypatch.setattr(verification, "WORTH_PROCESSES", 0)
+    assert verify(folder) == one_after_the_other
+
+
+def test_a_forged_checkpoint_in_the_middle_is_named_with_its_segment(folder, verify):
+    """Its checksums are right, and what follows from it is what it gives: only one link is weak."""
+    middle = folder / "step-000004.safetensors"
+    change_tensor(middle, "E", (3, 1), by=2.0**-30)
+    forged = Run.load(middle, config=Config.load(folder / "config.toml"))
+    forged.train()
+    forged.save(last(folder))
+    status, out, err = verify(folder)
+    assert status == 1
+    assert "segment        step 0 to 4: differs, in step-000004.safetensors" in out
+    assert "segment        step 4 to 6: the same" in out
+    assert "step-000004.safetensors is not what its config gives: 1 differences in the seg" in err
+    _, found = verdict(verify, folder)
+    assert [segment["holds"] for segment in found["segments"]] == [False, True]
+    assert not found["verified"]
+
+
+def test_the_first_checkpoint_must_be_what_the_config_gives(folder, verify):
+    change_tensor(folder / "step-000000.safetensors", "W", (0, 0, 0))
+    status, out, err = verify(folder)
+    assert status == 1
+    assert "step 0 to 4: differs, in step-000000.safetensors" in out
+    assert "step-000000.safetensors is not what its config gives" in err
+
+
+def test_a_damaged_checkpoint_in_the_middle_is_a_segment_that_differs(folder, verify):
+    middle = folder / "step-000004.safetensors"
+    middle.write_bytes(middle.read_bytes()[:-1])
+    status, _, err = verify(folder)
+    assert status == 1
+    assert "step-000004.safetensors: it is damaged" in err
+    assert verdict(verify, folder)[0] == 1
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_refused(folder, verify):
+    shutil.copy(folder / "step-000004.safetensors", folder / "step-000005.safetensors")
+    status, _, err = verify(folder)
+    assert status == 1
+    assert "step-000005.safetensors" in err
+
+
+def test_some_segments_are_drawn_and_their_share_is_said(folder, verify):
+    drawn = []
+    for seed in range(6):
+        status, found = verdict(verify, folder, "--segments", "1", "--seed", str(seed))
+        assert status == 0
+        [segment] = found["segments"]
+        assert found["share"] == (segment["to"] - segment["from"]) / STEPS
+        drawn.append(segment["from"])
+    assert set(drawn) == {0, 4}
+    assert [verdict(verify, folder, "--segments", "1")[1]["segments"][0]["from"]] == drawn[:1]
+    assert verdict(verify, folder, "--segments", "9")[1]["share"] == 1.0
+    assert "of the steps: the same weights" in verify(folder, "--segments", "1")[1]
+
+
+def test_a_folder_that_lost_its_first_checkpoints_is_verified_from_its_config(folder, verify):
+    (folder / "step-000000.safetensors").unlink()
+    (folder / "step-000004.safetensors").unlink()
+    _, found = verdict(verify, folder)
+    assert found["segments"] == [{"from": 0, "to": 6, "holds": True}]
+
+
+def test_a_seed_that_draws_nothing_is_a_usage_error(folder, verify):
+    status, _, err = verify(folder, "--seed", "1")
+    assert (status, "give --segments too" in err) == (2, True)
+
+
+@pytest.mark.slow
+def test_the_processes_of_mpiexec_share_the_segments(folder):
+    command = [mpiexec(), "-n", "3", sys.executable, "-m", "minigen", "verify", str(folder)]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [segment["to"] for segment in json.loads(done.stdout)["segments"]] == [4, 6]
+    change_tensor(folder / "step-000004.safetensors", "b")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "step-000004.safetensors is not what its config gives" in done.stderr
 
 
 # ── Text and config beside the file ──────────────────────────────────────────────────────────────
@@ -257,15 +365,20 @@ def test_a_missing_text_is_named(folder, text, verify):
 
 def test_a_config_beside_the_file_that_disagrees_is_named_key_by_key(folder, verify, monkeypatch):
     monkeypatch.setattr(Run, "steps", None)
-    config = Config.load(
-        folder / "config.toml", {"optimizer.learning_rate": 0.5, "sampling.prompt": "Twice"}
-    )
+    config = Config.load(folder / "config.toml", {"optimizer.learning_rate": 0.5, "run.seed": 3})
     (folder / "config.toml").write_text(config.to_toml())
     status, out, err = verify(folder)
     assert (status, out) == (1, "")
     assert "optimizer.learning_rate is 0.5 in it and 0.01 in step-000006.safetensors" in err
-    assert "sampling.prompt is 'Twice' in it and 'Once' in" in err
+    assert "run.seed is 3 in it and 0 in" in err
     assert err.count("\n") == 1
+
+
+def test_keys_that_do_not_decide_the_weights_may_differ(folder, verify):
+    changes = {"sampling.prompt": "Twice", "evaluation.every": 0, "training.micro_batches": 2}
+    config = Config.load(folder / "config.toml", changes)
+    (folder / "config.toml").write_text(config.to_toml())
+    assert verify(folder)[0] == 0
 
 
 def test_a_config_beside_the_file_that_names_the_embedded_text_instead_disagrees(folder, verify):
