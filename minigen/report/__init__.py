@@ -28,7 +28,7 @@ from minigen.report.facts import (
     twin_policy,
 )
 from minigen.report.projection import principal_coordinates
-from minigen.report.trainable import trainable
+from minigen.report.trainable import training_data
 from minigen.text.corpus import Tokens
 from minigen.text.tokenizer import BYTE_VOCABULARY, END_OF_TEXT
 from minigen.training import checkpoint
@@ -121,7 +121,8 @@ def _data(facts: Facts) -> dict[str, Any]:
         "streams": _streams(facts),
         "embedding": _embedding(facts),
         "reproduce": _reproduce(facts),
-        "training": trainable(facts),
+        "training": _training(facts),
+        "logged": _logged_fingerprint(facts),
     }
 
 
@@ -178,6 +179,27 @@ def _loss(facts: Facts) -> dict[str, Any] | None:
         "last": {"step": facts.metrics[-1]["step"], "loss": facts.metrics[-1]["loss"]},
         "validation": measured[-1] if measured else None,
     }
+
+
+def _training(facts: Facts) -> dict[str, Any]:
+    """Return what the page trains with, and the chart in which it shows it."""
+    from minigen.report import charts
+
+    data = training_data(facts)
+    if "missing" in data:
+        return data
+    rows = [
+        {key: round(line[key], 5) for key in ("step", "loss")}
+        for line in _thinned(facts.metrics[: facts.saved.step])
+    ]
+    highest = float(log(float(facts.tokenizer.vocab_size)))
+    return {**data, "chart": charts.training(rows, facts.saved.step, highest)}
+
+
+def _logged_fingerprint(facts: Facts) -> str | None:
+    """Return what the log says the weights of the checkpoint were; None where it says nothing."""
+    lines = [line for line in facts.metrics if line["step"] == facts.saved.step]
+    return lines[-1].get("fingerprint") if lines else None
 
 
 def _samples(facts: Facts) -> list[Line]:

@@ -100,6 +100,22 @@ def loss(rows: Rows, steps: int, lines: Mapping[str, float]) -> Spec:
     return _compiled(chart.add_params(*units), 360)
 
 
+def training(rows: Rows, steps: int, highest: float) -> Spec:
+    """Draw the recorded loss over steps, and the data set ``trained``, which the page fills.
+
+    Where nothing was recorded, losses from 0 to ``highest`` have room.
+    """
+    losses = [row["loss"] for row in rows] or [0.0, highest]
+    scale = alt.Scale(domain=[min(losses), max(losses)])
+    x, y = _steps(steps, grid=False), alt.Y("loss:Q", title=None, scale=scale)
+    recorded = _over([{"step": row["step"], "loss": row["loss"]} for row in rows])
+    recorded = recorded.mark_line(color="var(--training)", opacity=0.5, strokeWidth=3, aria=False)
+    trained = alt.Chart(alt.NamedData("trained")).mark_line(
+        color="var(--validation)", strokeWidth=1, aria=False
+    )
+    return _compiled(alt.layer(recorded.encode(x=x, y=y), trained.encode(x=x, y=y)), 260)
+
+
 def streams(rows: Rows, steps: int, lanes: Sequence[str]) -> Spec:
     """Bars from ``start`` to ``step`` where a stream drew words, a lane for each stream."""
     color = alt.Color(

@@ -61,6 +61,13 @@
     }
   }
 
+  /** The log, too, says what the weights were. */
+  function checkLog() {
+    const { logged } = data;
+    if (!logged || logged === data.fingerprint) return;
+    check("wrong", `The run’s log says that step ${count(data.step)} had fingerprint ${logged.slice(0, 16)}…, the checkpoint has ${data.fingerprint.slice(0, 16)}….`);
+  }
+
   function checkSample() {
     const sample = data.repeatable;
     if (!model || !data.samples.length) return;
@@ -344,6 +351,133 @@
     check(streams.agree ? "right" : "wrong", agreement);
   }
 
+  // ── Training in the background ────────────────────────────────────────────────────────────────
+
+  const TURN = 150; // milliseconds of training between two looks at it
+  const exactly = (x) => (typeof x === "number" ? x.toString() : x);
+
+  /** A worker made of this page's own twin: a file:// page may load no other. */
+  function newWorker() {
+    const source = new Blob([$("twin").textContent], { type: "text/javascript" });
+    const url = URL.createObjectURL(source);
+    const worker = new Worker(url);
+    URL.revokeObjectURL(url);
+    return worker;
+  }
+
+  function startTraining() {
+    const { training } = data;
+    if (training.missing) return leaveOut("train", training.missing);
+    const last = training.step;
+    for (const step of [0, ...training.checkpoints.map((saved) => saved.step)]) {
+      const name = step ? `the checkpoint of step ${count(step)}` : "the initial weights";
+      $("train-from").append(element("option", "", name, { value: step }));
+    }
+    const { every, is_own: isOwn } = training.sampling;
+    const mistaken = isOwn ? `Samples, every ${count(every)} steps as in this run,` : `A sample every ${count(every)} steps`;
+    $("train-mistake-hint").textContent = `${mistaken} ${isOwn ? "draw" : "draws"} from “optimizer”, the stream of the batches.`;
+    const text = data.reproduce.isExternal ? "the text that it was trained on" : "the text";
+    $("train-words").textContent = `For this the page carries ${text}, as ${count(training.tokens_count)} tokens.`;
+    const chart = draw("train-chart", training.chart, `Loss over ${count(last)} steps, as recorded and as trained here.`);
+
+    let worker = null;
+    let isRunning = false;
+    let asked = null; // {from, mistake}, and where the clock stands
+    const shownEvery = Math.max(1, Math.floor(last / 1500));
+
+    const show = (state, go, isBusy) => {
+      $("train-state").textContent = state;
+      $("train-go").textContent = go;
+      $("train-again").disabled = !asked;
+      $("train-from").disabled = $("train-mistake").disabled = isBusy;
+    };
+    const ask = (message = {}) => worker.postMessage({ ...message, until: last, milliseconds: TURN });
+
+    function reset() {
+      if (worker) worker.terminate();
+      [worker, isRunning, asked] = [null, false, null];
+      $("train-bar").value = 0;
+      $("train-verdict").hidden = true;
+      $("train-go").disabled = false;
+      chart.then(({ view }) => view.remove("trained", () => true).runAsync());
+      show(`${count(last)} steps of ${count(training.batch_size)} predictions each.`, "Train", false);
+    }
+
+    /** What the comparison has found so far, as a sentence. */
+    function finding({ step, difference, compared, fingerprint, fault }) {
+      if (fault) return ["wrong", `${fault[0].toUpperCase()}${fault.slice(1)}.`];
+      const steps = `${count(compared.losses)} losses and learning rates`;
+      if (difference) {
+        const { what, step: at, recorded, trained } = difference;
+        const name = { losses: "losses", learning_rates: "learning rates", fingerprints: "fingerprints" }[what];
+        const numbers = `${exactly(recorded)} was recorded, ${exactly(trained)} came out here.`;
+        const before = at > asked.from + 1 && what !== "fingerprints" ? ` Up to step ${count(at - 1)} every bit was the same.` : "";
+        const why = asked.mistake
+          ? " The sample before it took words that belong to the batches: from here on this is another run."
+          : what === "fingerprints"
+            ? " The weights of this run are not those that its config and text give."
+            : " Its log, its text or its config is not what it was.";
+        return ["wrong", `The ${name} part at step ${count(at)}: ${numbers}${before}${why}`];
+      }
+      if (fingerprint === null) return null;
+      const also = compared.losses ? `All ${steps} are the recorded ones to the last bit, and the` : "The";
+      const end = `${also} weights after step ${count(step)} have the run’s fingerprint, ${fingerprint}.`;
+      return asked.mistake ? ["right", `${end} No sample was due before the end, so the mistake changed nothing.`] : ["right", end];
+    }
+
+    function take(answer) {
+      const { step, losses, difference, compared, fingerprint, fault } = answer;
+      const shown = losses.filter(([at]) => at % shownEvery === 0 || at === last);
+      chart.then(({ view }) => view.insert("trained", shown.map(([at, loss]) => ({ step: at, loss }))).runAsync());
+      $("train-bar").value = step / last;
+      const found = finding(answer);
+      if (found) {
+        const [state, sentence] = found;
+        const verdict = $("train-verdict");
+        verdict.className = `verdict ${state}`;
+        if (verdict.textContent !== sentence) verdict.textContent = sentence;
+        verdict.hidden = false;
+      }
+      const isOver = step === last || fault !== null;
+      asked.spent += Date.now() - asked.since;
+      asked.since = Date.now();
+      const rate = (step - asked.from) / asked.spent; // steps a millisecond
+      const left = isOver ? "" : `, about ${count(Math.ceil((last - step) / rate / 1000))} s left`;
+      const equal = compared.losses && !difference ? `; ${count(compared.losses)} losses, all the recorded ones` : "";
+      const state = `Step ${count(step)} of ${count(last)}${equal}${isRunning ? left : ""}.`;
+      if (isOver) {
+        isRunning = false;
+        $("train-go").disabled = true;
+        show(`${state} It took ${(asked.spent / 1000).toFixed(1)} s.`, "Done", true);
+        if (fingerprint !== null && !asked.mistake) check(found[0], `Trained again here: ${found[1]}`);
+      } else if (isRunning) {
+        show(state, "Stop", true);
+        ask();
+      } else {
+        show(`${state} Stopped.`, "Go on", true);
+      }
+    }
+
+    $("train-form").addEventListener("submit", (event) => {
+      event.preventDefault();
+      isRunning = !isRunning;
+      if (!isRunning) return; // the answer under way is the last one
+      if (asked) {
+        asked.since = Date.now();
+        $("train-go").textContent = "Stop";
+        ask();
+        return;
+      }
+      asked = { from: Number($("train-from").value), mistake: $("train-mistake").checked, spent: 0, since: Date.now() };
+      worker = newWorker();
+      worker.onmessage = (event) => take(event.data);
+      show("Making the first weights…", "Stop", true);
+      ask({ begin: { data: training, options: asked } });
+    });
+    $("train-again").addEventListener("click", reset);
+    reset();
+  }
+
   function showEmbedding() {
     const { chart, kinds, tokens: size, shares } = data.embedding;
     const occurring = new Set(data.embedding.occurring);
@@ -372,11 +506,13 @@
   document.title = `minigen: run report, step ${count(data.step)}, ${data.fingerprint.slice(0, 8)}`;
   showFigures();
   checkFingerprint();
+  checkLog();
   checkSample();
   startNext();
   showLoss();
   showSamples();
   showStreams();
+  startTraining();
   showEmbedding();
   showReproduce();
 })();

@@ -21,7 +21,7 @@ _PLAIN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 _DEFAULT_SAMPLES = 6  # of a run that took none, for the mistake to have something to show
 
 
-def trainable(facts: Facts) -> dict[str, Any]:
+def training_data(facts: Facts) -> dict[str, Any]:
     """Return what ``twin.Run`` takes, or ``missing``: why there is none."""
     config, saved = facts.config, facts.saved
     if facts.corpus is None:
@@ -49,6 +49,7 @@ def trainable(facts: Facts) -> dict[str, Any]:
         "optimizer": config.optimizer.model_dump(),
         "tokens": _base64(tokens.array, f"<u{width}"),
         "token_bytes": width,
+        "tokens_count": len(tokens.array),
         "losses": _base64([float.fromhex(line["loss_bits"]) for line in lines]) if lines else None,
         "learning_rates": _base64([line["learning_rate"] for line in lines]) if lines else None,
         "fingerprints": sorted(fingerprints.items()),

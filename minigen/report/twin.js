@@ -836,17 +836,18 @@ const twin = (() => {
     /** One update; returns {step, loss, learning_rate, optimizer_position}. */
     train() {
       const N = this.data.batch_size;
+      const step = this.step + 1;
       try {
         const indices = this.stream.integers(this.position, N, this.tokens.length - 1);
         this.position += N;
         const { loss, gradient } = lossAndGradient(this.weights, this.shape, ...this.predictions(indices));
         const rate = this.optimizer.update(this.weights, gradient);
         gridUnit(largestMagnitude(this.weights), 0); // a fault is this step's, not the next one's
-        if (this.mistake && this.step % this.data.sampling.every === 0) this.sample();
-        return { step: this.step, loss, learning_rate: rate, optimizer_position: this.position };
+        if (this.mistake && step % this.data.sampling.every === 0) this.sample();
+        return { step, loss, learning_rate: rate, optimizer_position: this.position };
       } catch (fault) {
         if (!(fault instanceof RangeError)) throw fault;
-        throw new RangeError(`training diverged at step ${this.step + 1}: ${fault.message}`);
+        throw new RangeError(`training diverged at step ${step}: ${fault.message}`);
       }
     }
 

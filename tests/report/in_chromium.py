@@ -12,7 +12,9 @@ from minigen import cli, report
 from minigen.decoding.generation import complete, generate
 from minigen.decoding.policy import Policy
 from minigen.exact.streams import Stream
-from minigen.report import write_report
+from minigen.report import trainable, write_report
+from minigen.report.facts import gather
+from minigen.training import checkpoint
 from minigen.training.checkpoint import load_model, locate
 from minigen.training.config import Config
 from minigen.training.folder import RunFolder, read_lines
@@ -30,8 +32,8 @@ SETTINGS = {
 }
 
 
-def train(path, **settings):
-    config = Config.load("fables", {**SETTINGS, **settings})
+def train(path, name="fables", **settings):
+    config = Config.load(name, {**SETTINGS, **settings})
     for _ in RunFolder.create(path, Run(config)).steps():
         pass
     return path
@@ -98,7 +100,7 @@ def test_it_opens_without_a_complaint_and_asks_for_nothing(tab):
     tab.page.wait_for_timeout(500)
     assert tab.complaints == []
     assert tab.requests == [tab.url]
-    assert tab.page.locator(".chart svg").count() == 3
+    assert tab.page.locator(".chart svg").count() == 4
 
 
 def test_all_that_it_checks_is_right(tab):
@@ -251,7 +253,7 @@ def test_everything_has_a_label_and_can_be_reached_by_keyboard(tab):
         .map((field) => field.id)""")
     assert unlabelled == []
     pictures = tab.page.locator('[role="img"]')
-    assert pictures.count() == 4
+    assert pictures.count() == 5
     assert all(picture.get_attribute("aria-label") for picture in pictures.all())
     reached = []
     for _ in range(40):
@@ -319,6 +321,99 @@ def test_a_page_without_weights_says_so(open_tab, run, tmp_path, monkeypatch):
     assert tab.complaints == []
     assert "not in this page" in tab.page.inner_text("#next-missing")
     assert tab.page.is_hidden("#next-form")
+
+
+# Training
+
+
+@pytest.fixture(scope="session")
+def names(tmp_path_factory):
+    path = tmp_path_factory.mktemp("browser") / "names"
+    return train(
+        path, "names", **{"training.steps": 60, "sampling.every": 20, "checkpoint.every": 30}
+    )
+
+
+def trained(tab):
+    """Let the page train to the end; return its verdict: (right or wrong, sentence)."""
+    tab.page.click("#train-go")
+    done = "document.getElementById('train-go').textContent === 'Done'"
+    tab.page.wait_for_function(done, timeout=300_000)
+    return (
+        tab.page.get_attribute("#train-verdict", "class").removeprefix("verdict "),
+        tab.page.inner_text("#train-verdict"),
+    )
+
+
+def test_the_page_trains_its_run_to_its_fingerprint(open_tab, names):
+    tab = open_tab(write_report(names))
+    state, sentence = trained(tab)
+    assert state == "right"
+    assert "All 60 losses and learning rates" in sentence
+    assert gather(names).fingerprint in sentence
+    assert tab.page.inner_text("#checks li.right >> nth=-1").endswith(sentence)
+    assert tab.complaints == []
+
+
+@pytest.mark.slow
+def test_the_page_trains_all_of_names(open_tab, tmp_path):
+    run = train(tmp_path / "names", "names", **{"training.steps": 1500, "sampling.every": 250})
+    state, sentence = trained(open_tab(write_report(run)))
+    assert state == "right"
+    assert gather(run).fingerprint in sentence
+
+
+def test_training_stops_goes_on_and_starts_over(open_tab, names):
+    tab = open_tab(write_report(names))
+    tab.page.click("#train-go")
+    tab.page.wait_for_function("Number(document.getElementById('train-bar').value) > 0")
+    tab.page.click("#train-go")
+    tab.page.wait_for_function("document.getElementById('train-go').textContent === 'Go on'")
+    stopped = tab.page.inner_text("#train-state")
+    assert "Stopped." in stopped
+    tab.page.wait_for_timeout(400)
+    assert tab.page.inner_text("#train-state") == stopped
+    assert trained(tab)[0] == "right"
+    tab.page.click("#train-again")
+    assert tab.page.is_hidden("#train-verdict")
+    tab.page.select_option("#train-from", "30")
+    state, sentence = trained(tab)
+    assert state == "right"
+    assert "All 30 losses" in sentence
+
+
+def test_the_classic_mistake_parts_after_the_first_sample(open_tab, names):
+    tab = open_tab(write_report(names))
+    tab.page.check("#train-mistake")
+    state, sentence = trained(tab)
+    assert state == "wrong"
+    assert sentence.startswith("The losses part at step 21: ")
+    assert "Up to step 20 every bit was the same." in sentence
+
+
+def test_a_run_forged_in_one_weight_is_found_out(open_tab, names, tmp_path):
+    """The forger sealed the checkpoint again, so that its own checksums are right."""
+    run = shutil.copytree(names, tmp_path / "run")
+    saved = checkpoint.load(locate(run))
+    saved.tensors["W"][3, 2, 101] += 2.0**-40
+    checkpoint.save(locate(run), saved)
+    forged = write_report(run)
+    tab = open_tab(forged)
+    assert "The run’s log says that step 60 had fingerprint" in tab.page.inner_text("#checks")
+    state, sentence = trained(tab)
+    assert state == "wrong"
+    assert sentence.startswith("The fingerprints part at step 60: ")
+    assert "The weights of this run are not those that its config and text give." in sentence
+
+
+def test_a_page_without_its_text_says_that_it_cannot_train(open_tab, run, tmp_path, monkeypatch):
+    monkeypatch.setattr(trainable, "MOST_TOKEN_BYTES", 1000)
+    tab = open_tab(write_report(run, tmp_path / "long.html"))
+    assert "Above 500 of them it does not travel in the page" in tab.page.inner_text(
+        "#train-missing"
+    )
+    assert tab.page.is_hidden("#train-form")
+    assert tab.complaints == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

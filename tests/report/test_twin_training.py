@@ -1,5 +1,6 @@
 """The twin trains: its arithmetic, gradient, updates and whole runs are Python's, bit for bit."""
 
+import json
 import random
 from typing import Any
 
@@ -8,10 +9,16 @@ import pytest
 
 from minigen.exact import arithmetic
 from minigen.exact.streams import Stream
-from minigen.model import head, optimizer, rules
+from minigen.model import engines, head, kernels, kernels_numba, optimizer, rules
 from minigen.model.model import Model
+from minigen.report import trainable, write_report
+from minigen.report.facts import gather
+from minigen.report.trainable import training_data
 from minigen.text.tokenizer import END_OF_TEXT
-from tests.report.asking import ask, coded, floats, needs_node
+from minigen.training.config import Config
+from minigen.training.folder import RunFolder
+from minigen.training.run import Run
+from tests.report.asking import ask, coded, floats, needs_node, node
 
 pytestmark = needs_node
 
@@ -212,3 +219,199 @@ def test_updates_are_those_of_python(name, gradient_clip, weight_decay):
         reference.update(weights, gradient)
     for got, right in zip(answer, [weights, *reference.moments.values()], strict=True):
         same_bits(got, right)
+
+
+# Whole runs
+
+
+RUN = {
+    "tokenizer.vocab_size": 270,
+    "model.context_length": 2,
+    "model.embedding_dim": 4,
+    "training.steps": 12,
+    "training.batch_size": 16,
+    "optimizer.learning_rate": 0.02,
+    "optimizer.warmup_steps": 3,
+    "evaluation.every": 5,
+    "sampling.every": 4,
+    "sampling.max_new_tokens": 8,
+    "checkpoint.every": 5,
+}
+RUNS: dict[str, dict[str, Any]] = {
+    "as configured": {},
+    "no power of two, sgd, linear, clipped": {
+        "training.batch_size": 24,
+        "optimizer.name": "sgd",
+        "optimizer.decay": "linear",
+        "optimizer.gradient_clip": 0.05,
+    },
+    "clipped adamw, constant, no warm-up": {
+        "training.batch_size": 37,
+        "optimizer.gradient_clip": 0.1,
+        "optimizer.decay": "constant",
+        "optimizer.warmup_steps": 0,
+        "optimizer.betas": [0.0, 0.5],
+    },
+    "bytes only, lines, long contexts": {
+        "tokenizer.vocab_size": 257,
+        "corpus.documents": "line",
+        "corpus.validation_fraction": 0.0,
+        "model.context_length": 9,
+        "optimizer.weight_decay": 0.0,
+        "run.seed": 2**62,
+    },
+    "one number a token, one prediction a step": {
+        "model.context_length": 1,
+        "model.embedding_dim": 1,
+        "training.batch_size": 1,
+        "corpus.documents": "file",
+        "optimizer.gradient_clip": 0.0,
+    },
+}
+
+
+def write_run(path, settings):
+    config = Config.load("fables", {**RUN, **settings})
+    for _ in RunFolder.create(path, Run(config)).steps():
+        pass
+    data = training_data(gather(path))
+    (path / "training.json").write_text(json.dumps(data))
+    return data
+
+
+@pytest.fixture(params=["numpy", "numba"])
+def engine(request, monkeypatch):
+    module = {"numpy": kernels, "numba": kernels_numba}[request.param]
+    monkeypatch.setattr(engines, "chosen", lambda: module)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_comes_out_the_same_in_both_engines_and_in_the_twin(name, engine, tmp_path):
+    data = write_run(tmp_path, RUNS[name])
+    done = node("train", tmp_path / "training.json")
+    answer = json.loads(done.stdout)
+    assert answer == {
+        "step": 12,
+        "fingerprint": gather(tmp_path).fingerprint,
+        "compared": {"losses": 12, "learning_rates": 12, "fingerprints": 3},
+        "difference": None,
+        "fault": None,
+        "agrees": True,
+    }
+    assert done.returncode == 0
+    for saved in data["checkpoints"]:
+        done = node("train", tmp_path / "training.json", "--from", saved["step"])
+        assert json.loads(done.stdout) == {
+            **answer,
+            "compared": json.loads(done.stdout)["compared"],
+        }
+    assert [saved["step"] for saved in data["checkpoints"]] == [5, 10]
+
+
+@pytest.fixture(scope="session")
+def page(tmp_path_factory):
+    path = tmp_path_factory.mktemp("training") / "run"
+    write_run(path, {})
+    return write_report(path)
+
+
+def forged(page, **changes):
+    """Write a page whose data for training were changed."""
+    before, rest = page.read_text().split('<script type="application/json" id="data">', 1)
+    data, after = rest.split("</script>", 1)
+    read = json.loads(data)
+    read["training"] |= changes
+    path = page.with_name("forged.html")
+    path.write_text(
+        f'{before}<script type="application/json" id="data">{json.dumps(read)}</script>{after}'
+    )
+    return path, read["training"]
+
+
+def training_of(page):
+    return forged(page)[1]
+
+
+def changed(numbers, at, factor=1 + 2**-52):
+    numbers = floats(numbers).copy()
+    numbers[at] *= factor
+    return coded(numbers)
+
+
+def first_difference(path, *options):
+    done = node("train", path, *options)
+    assert done.returncode == 1
+    found = json.loads(done.stdout)["difference"]
+    return found["what"], found["step"]
+
+
+def test_a_page_trains_under_node_and_its_last_bits_are_compared(page):
+    assert node("train", page).returncode == 0
+    data = training_of(page)
+    losses = changed(data["losses"], 6)
+    assert first_difference(forged(page, losses=losses)[0]) == ("losses", 7)
+    rates = changed(data["learning_rates"], 1)
+    assert first_difference(forged(page, learning_rates=rates)[0]) == ("learning_rates", 2)
+    fingerprints = [[step, "0" * 64] for step, _ in data["fingerprints"]]
+    assert first_difference(forged(page, fingerprints=fingerprints)[0]) == ("fingerprints", 5)
+
+
+def test_a_peak_rate_in_the_log_is_no_rate(page):
+    rates = coded(np.full(12, RUN["optimizer.learning_rate"]))
+    assert first_difference(forged(page, learning_rates=rates)[0]) == ("learning_rates", 1)
+
+
+def test_a_checkpoint_forged_in_one_weight_or_moment_is_found_out(page):
+    for saved in training_of(page)["checkpoints"]:
+        P = len(floats(saved["state"])) // 3
+        for at in (3, P + 3, 2 * P + 3):  # a weight, and either moment, of "e"
+            state = changed(saved["state"], at + 101 * 4, 1.01)
+            path, _ = forged(page, checkpoints=[{**saved, "state": state}])
+            assert first_difference(path, "--from", saved["step"])[1] > saved["step"]
+
+
+def test_samples_from_the_batches_stream_part_at_the_step_after_the_first(page):
+    assert first_difference(page, "--mistake") == ("losses", 5)
+    assert node("train", page, "--mistake", "--until", 4).returncode == 0
+
+
+def test_divergence_is_one_line_with_its_step(page):
+    optimizer = {**training_of(page)["optimizer"], "learning_rate": 1e130, "warmup_steps": 0}
+    answer = json.loads(node("train", forged(page, optimizer=optimizer)[0]).stdout)
+    assert answer["fault"].startswith("training diverged at step 1: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cure"),
+    [
+        ([], "usage: node twin.js train FILE"),
+        (["train"], "usage: node twin.js train FILE"),
+        (["train", "nowhere.html"], "cannot read nowhere.html"),
+        (["train", "{page}", "--from", "3"], "--from must be a step of which the file holds"),
+        (["train", "{page}", "--until", "13"], "--until must be from 0 to 12 (got 13)"),
+        (["train", "{page}", "--steps", "3"], "usage: node twin.js train FILE"),
+    ],
+)
+def test_wrong_usage_is_one_line_that_says_what_is_right(page, arguments, cure):
+    done = node(*(argument.format(page=page) for argument in arguments))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert cure in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_run_whose_text_is_gone_or_long_says_why_it_cannot_be_trained(tmp_path, monkeypatch):
+    text = tmp_path / "text.txt"
+    text.write_text("a fox and a crow\n" * 40)
+    data = write_run(tmp_path / "run", {"corpus.text": [str(text)]})
+    assert data["tokens_count"] > 40
+    monkeypatch.setattr(trainable, "MOST_TOKEN_BYTES", data["tokens_count"] * 2 - 1)
+    assert "does not travel in the page" in training_data(gather(tmp_path / "run"))["missing"]
+    monkeypatch.setattr(trainable, "MOST_TOKEN_BYTES", data["tokens_count"] * 2)
+    assert "missing" not in training_data(gather(tmp_path / "run"))
+    text.unlink()
+    page = write_report(tmp_path / "run")
+    done = node("train", page)
+    assert done.returncode == 2
+    assert (
+        "The run's text is not where it was. So there is nothing to train on here." in done.stderr
+    )
