@@ -904,7 +904,7 @@ const twin = (() => {
   return {
     CONSTANTS, END_OF_TEXT, RULES, Comparison, Model, Optimizer, Run, Stream, TextStream, Tokenizer,
     cos, draw, fingerprint, floatsOf, fromBase64, generate, gradientBits, greedy, gridUnit, hex,
-    initialWeights, integerExp, isGreedy, learningRate, log, lossAndGradient, norm, sha256, stages, sum,
+    initialWeights, integerExp, isGreedy, learningRate, log, lossAndGradient, norm, roundToGrid, sha256, stages, sum,
   };
 })();
 

@@ -9,7 +9,113 @@ const bytes = (hexadecimal) => Uint8Array.from(Buffer.from(hexadecimal, "hex"));
 const floats = (text) => twin.floatsOf(twin.fromBase64(text));
 const coded = (numbers) => Buffer.from(Float64Array.from(numbers).buffer).toString("base64");
 
+// docs/vectors.json: floats are 16 hexadecimal digits there, the most significant first.
+const unbits = (digits) => Buffer.from(digits, "hex").readDoubleBE();
+const bits = (x) => {
+  if (typeof x !== "number") return Array.from(x, bits);
+  const buffer = Buffer.alloc(8);
+  buffer.writeDoubleBE(x);
+  return buffer.toString("hex");
+};
+const digest = (numbers) => {
+  const positive = Float64Array.from(numbers, (value) => value + 0); // -0 counts as 0
+  return twin.hex(twin.sha256(new Uint8Array(positive.buffer)));
+};
+const firstOf = (numbers) => Array.from(numbers.subarray(0, 3));
+const weightsOf = ({ seed, shape, times }) =>
+  twin.initialWeights(seed, shape).map((weight) => weight * times);
+
+const vectors = {
+  stream: ({ seed, name, position, below }) => {
+    const stream = new twin.Stream(seed, name);
+    const places = [0, 1, 2, 3, 4].map((i) => position + i);
+    return {
+      words: places.map((place) => stream.word(place).toString(16).padStart(16, "0")),
+      integers: stream.integers(position, 5, below),
+      uniforms: places.map((place) => bits(stream.uniform(place))),
+    };
+  },
+
+  exponential: ({ gaps, B }) => gaps.map((gap) => twin.integerExp(unbits(gap), B)),
+  logarithm: ({ x }) => x.map((value) => bits(twin.log(unbits(value)))),
+  cosine: ({ x }) => x.map((value) => bits(twin.cos(unbits(value)))),
+
+  grid: ({ x, bits: size }) => {
+    const [integers, unit] = twin.roundToGrid(Float64Array.from(x, unbits), size);
+    return { unit: bits(unit), integers: Array.from(integers, (value) => value + 0) };
+  },
+
+  encoding: ({ merges, texts }) => {
+    const tokenizer = new twin.Tokenizer(merges);
+    return texts.map((text) => tokenizer.encode(bytes(text)));
+  },
+
+  model: (given) => {
+    const flat = weightsOf(given);
+    const logits = new twin.Model(flat, given.shape).logits(given.context);
+    const [[, w]] = twin.stages(logits, { temperature: 0 });
+    return {
+      fingerprint: twin.fingerprint(flat, given.shape),
+      E_first: bits(firstOf(flat)),
+      logits_first: bits(firstOf(logits)),
+      logits_sha256: digest(logits),
+      w_first: firstOf(w),
+      S: twin.sum(w),
+    };
+  },
+
+  gradient: (given) => {
+    const { shape, contexts, targets } = given;
+    const [V, K, D] = shape;
+    const [q, a] = twin.gradientBits(targets.length, K);
+    const flat = Int32Array.from(contexts.flat());
+    const { loss, gradient } = twin.lossAndGradient(weightsOf(given), shape, flat, targets);
+    const [dE, dW, db] = [
+      gradient.subarray(0, V * D),
+      gradient.subarray(V * D, V * D + D * K * V),
+      gradient.subarray(V * D + D * K * V),
+    ];
+    return {
+      q, a, loss: bits(loss), db_first: bits(firstOf(db)),
+      dE_sha256: digest(dE), dW_sha256: digest(dW), db_sha256: digest(db),
+    };
+  },
+
+  norm: ({ x }) => bits(twin.norm(Float64Array.from(x, unbits))),
+
+  schedule: ({ steps, optimizer }) =>
+    Array.from({ length: steps }, (_, i) => bits(twin.learningRate(i + 1, steps, optimizer))),
+
+  update: ({ steps, optimizer, weights, gradients }) => {
+    const flat = Float64Array.from(weights, unbits);
+    const rule = new twin.Optimizer(optimizer, steps, flat.length);
+    return gradients.map((gradient) => {
+      rule.update(flat, Float64Array.from(gradient, unbits));
+      return { weights: bits(flat), moments: rule.moments.flatMap(bits) };
+    });
+  },
+
+  run: ({ data, sample, given_merges: merges }) => {
+    const run = new twin.Run(data);
+    const records = Array.from({ length: data.steps }, () => run.train());
+    const tokenizer = new twin.Tokenizer(merges);
+    const model = new twin.Model(run.weights, data.shape);
+    const policy = { temperature: 1, top_k: 0, top_p: 1, min_p: 0, ...sample.policy };
+    const ids = tokenizer.encode(sample.prompt);
+    const stream = new twin.Stream(sample.seed, "inference");
+    const tokens = twin.generate(model, tokenizer, ids, policy, stream, sample.max_new_tokens);
+    return {
+      losses: records.map(({ loss }) => bits(loss)),
+      learning_rates: records.map(({ learning_rate }) => bits(learning_rate)),
+      fingerprint: run.fingerprint,
+      sample: Array.from(tokens, ({ id }) => id),
+    };
+  },
+};
+
 const answers = {
+  vectors: ({ name, givens }) => givens.map((given) => vectors[name](given)),
+
   constants: () => ({ ...twin.CONSTANTS, ROOTS: coded(twin.CONSTANTS.ROOTS) }),
 
   functions: ({ x, name }) => coded(floats(x).map((value) => twin[name](value))),
