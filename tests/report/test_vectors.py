@@ -44,7 +44,7 @@ def unbits(x: Any) -> Any:
 
 
 def digest(x: Any) -> str:
-    """SHA-256 of floats as little-endian bytes, where there are too many to list; -0 counts as 0."""
+    """SHA-256 of floats, too many to list, as little-endian bytes; -0 counts as 0."""
     return hashlib.sha256(np.ascontiguousarray(x + 0.0, "<f8").tobytes()).hexdigest()
 
 
