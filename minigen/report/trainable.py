@@ -24,6 +24,11 @@ _DEFAULT_SAMPLES = 6  # of a run that took none, for the mistake to have somethi
 def training_data(facts: Facts) -> dict[str, Any]:
     """Return what ``twin.Run`` takes, or ``missing``: why there is none."""
     config, saved = facts.config, facts.saved
+    if saved.format != checkpoint.FORMAT:
+        return {
+            "missing": f"This run was trained with the arithmetic of format {saved.format}; this "
+            f"page trains with that of format {checkpoint.FORMAT}."
+        }
     if facts.corpus is None:
         return {"missing": f"{facts.missing['corpus']} So there is nothing to train on here."}
     tokens = facts.corpus.training

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -397,6 +398,12 @@ def test_wrong_usage_is_one_line_that_says_what_is_right(page, arguments, cure):
     assert (done.returncode, done.stdout) == (2, "")
     assert cure in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_run_of_an_older_format_is_not_trained(page):
+    facts = gather(page.parent)
+    older = replace(facts, saved=replace(facts.saved, format=1))
+    assert training_data(older)["missing"].startswith("This run was trained with the arithmetic")
 
 
 def test_a_run_whose_text_is_gone_or_long_says_why_it_cannot_be_trained(tmp_path, monkeypatch):
