@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL = $(PYTHON) -m pip --python $(BIN)/python install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-all test-slow test-oldest test-browser docs screenshot check bench clean
+.PHONY: demo test test-all test-slow test-oldest test-browser test-faults docs screenshot check bench clean
 
 demo: .venv/installed
 	$(BIN)/minigen demo
@@ -11,9 +11,9 @@ demo: .venv/installed
 test: .venv/installed-dev
 	$(BIN)/python -m pytest -n auto --dist loadscope
 	@echo "Left out: test-slow (minutes), test-oldest (the oldest libraries), test-browser (the page in \
-	chromium). make test-all leaves nothing out."
+	chromium), test-faults (kills, full disks, damage). make test-all leaves nothing out."
 
-test-all: test check test-slow test-oldest test-browser
+test-all: test check test-slow test-oldest test-browser test-faults
 
 test-slow: .venv/installed-dev
 	$(BIN)/python -m pytest -m slow
@@ -22,6 +22,11 @@ test-slow: .venv/installed-dev
 test-oldest: .venv-oldest/installed
 	.venv-oldest/bin/python -m pytest tests/test_environment.py tests/test_golden.py tests/test_published.py \
 		tests/test_sampling_leaves_training_unchanged.py tests/training/test_resume.py tests/proof/test_verify.py
+
+# Kills, failing calls of the system, full disks, damaged files, nonsense for input: minutes long.
+# Needs a C compiler for the failing calls, and root for the full disk; SEED=1 draws another one.
+test-faults: .venv/installed-dev
+	$(BIN)/python -m tests.faults $(if $(SEED),--seed $(SEED)) $(PARTS)
 
 # The report in a real browser: Debian's chromium, which no pip can bring.
 test-browser: .venv/installed-browser
