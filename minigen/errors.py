@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from numbers import Integral
 
 
 class MinigenError(Exception):
@@ -10,6 +11,15 @@ class MinigenError(Exception):
 
 class OptionError(MinigenError, ValueError):
     """An argument breaks a rule that can be decided from it alone: exit status 2."""
+
+
+def expect(name: str, value: object, *kinds: type, cure: str = "") -> None:
+    """Raise OptionError unless a value is of one of some types."""
+    if not isinstance(value, kinds) or isinstance(value, bool):
+        named = " or ".join("whole number" if kind is Integral else kind.__name__ for kind in kinds)
+        shown = repr(value)
+        shown = shown if len(shown) <= 80 else shown[:77] + "..."
+        raise OptionError(f"{name} must be a {named} (got {shown})" + (f"; {cure}" if cure else ""))
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

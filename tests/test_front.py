@@ -3,11 +3,14 @@
 import ast
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import minigen
+from minigen.training.keys import KEYS
+from tests.conftest import TINY
 
 ROOT = Path(__file__).parents[1]
 
@@ -44,6 +47,10 @@ def test_a_misspelt_name_is_told_the_nearest(name: str, meant: str) -> None:
         getattr(minigen, name)
 
 
+def tiny() -> minigen.Run:
+    return minigen.Run(minigen.Config.load(overrides=TINY))
+
+
 def test_things_say_what_they_are() -> None:
     run = minigen.Run(minigen.Config.load("names", {"training.steps": 3}))
     assert repr(run) == f"Run(step 0 of 3, no loss yet, fingerprint {run.fingerprint[:12]}…)"
@@ -55,6 +62,65 @@ def test_things_say_what_they_are() -> None:
     html = run._repr_html_()
     assert run.fingerprint in html
     assert len(html) < 1000
+
+
+WRONG_TYPES: dict[str, tuple[Callable[[], object], str]] = {
+    "a config by number": (
+        lambda: minigen.Config.load(5),
+        "a config must be a str or Path (got 5)",
+    ),  # type: ignore[arg-type]
+    "overrides as text": (
+        lambda: minigen.Config.load(overrides="training.steps=3"),  # type: ignore[arg-type]
+        "overrides must map keys to values",
+    ),
+    "a key by number": (
+        lambda: minigen.Config.load(overrides={5: 3}),  # type: ignore[dict-item]
+        "unknown key 5",
+    ),
+    "a run of a name": (lambda: minigen.Run("fables"), "config must be a Config (got 'fables')"),  # type: ignore[arg-type]
+    "steps in words": (lambda: tiny().train("5"), "steps must be a whole number (got '5')"),  # type: ignore[arg-type]
+    "half a step": (lambda: tiny().train(2.5), "steps must be a whole number (got 2.5)"),  # type: ignore[arg-type]
+    "a step too many": (lambda: tiny().train(7), "from 0 to the 6 left"),
+    "a model by number": (lambda: minigen.load(5), "a model must be a str or Path (got 5)"),  # type: ignore[arg-type]
+    "a stream of a name": (lambda: minigen.Stream("a", "b"), "seed must be a whole number"),  # type: ignore[arg-type]
+    "a text by number": (lambda: minigen.ByteTokenizer().encode(5), "must be a str or bytes"),  # type: ignore[arg-type]
+    "a proof of a name": (lambda: next(minigen.prove("fables")), "config must be a Config"),  # type: ignore[arg-type]
+    "a sweep of a name": (lambda: minigen.sweep("fables", {}, out="x"), "config must be a Config"),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG_TYPES)
+def test_a_wrong_type_gets_one_line(mistake: str) -> None:
+    call, message = WRONG_TYPES[mistake]
+    with pytest.raises(minigen.OptionError) as caught:
+        call()
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_config_key_is_explained_where_help_shows_it() -> None:
+    for name, key in KEYS.items():
+        table = getattr(minigen.Config.load(), name.partition(".")[0])
+        assert f"{name} = {key.default!r}: {key.comment}" in str(minigen.Config.__doc__)
+        assert f"{name} = {key.default!r}: {key.comment}" in str(type(table).__doc__)
+
+
+# ── In a notebook ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_bar_shows_how_far_training_is(capsys: pytest.CaptureFixture[str]) -> None:
+    records = tiny().train(progress=True)
+    assert "6/6" in capsys.readouterr().err
+    assert [record.step for record in records] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_run_that_is_done_says_so_when_it_is_trained_on() -> None:
+    run = tiny()
+    run.train()
+    with pytest.warns(UserWarning, match="nothing left to train: all 6 steps"):
+        assert run.train() == []
+    with pytest.raises(minigen.OptionError, match=r"^all 6 steps of .* are done; raise"):
+        run.train(1)
 
 
 # ── Types ────────────────────────────────────────────────────────────────────────────────────────

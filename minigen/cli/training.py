@@ -135,6 +135,12 @@ def _train(folder: "RunFolder", progress: bool | None) -> bool:
     run = folder.run
     if (V := run.tokenizer.vocab_size) < run.config.tokenizer.vocab_size:
         note(f"the text has pairs for {V} tokens, fewer than tokenizer.vocab_size allows")
+    training, warmup = run.config.training, run.config.optimizer.warmup_steps
+    if warmup > training.steps:
+        note(
+            f"optimizer.warmup_steps = {warmup} is more than the {training.steps} steps: the "
+            "learning rate never comes to its peak"
+        )
     if run.config.evaluation.every and not len(run.read_corpus().validation):
         note("no text is left for validation, so no validation loss is measured")
     return follow(folder.steps(), run, progress, show_record)

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from minigen.errors import expect
 from minigen.proof import experiments, workers
 from minigen.proof.environments import environment
 from minigen.proof.laboratory import Claim as Claim
@@ -37,6 +38,7 @@ def prove(config: Config, *, progress: Progress | None = None) -> Iterator[Claim
     ``progress`` follows the reading of the text. Raises MinigenError where the text cannot be read
     or the config does not train.
     """
+    expect("config", config, Config, cure='Config.load("fables") reads one')
     with tempfile.TemporaryDirectory(prefix="minigen-") as folder:
         laboratory = Laboratory(config, Path(folder), progress)
         for experiment in EXPERIMENTS:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from minigen.errors import MinigenError
+from minigen.errors import MinigenError, expect
 from minigen.exact.streams import MOST_WORDS
 from minigen.model.model import PARAMETERS as PARAMETERS
 from minigen.model.model import Model
@@ -163,6 +163,7 @@ def locate(model_path: str | Path) -> Path:
 
     Raises MinigenError where there is none.
     """
+    expect("a model", model_path, str, Path)
     path = Path(model_path)
     if not path.is_dir():
         return path

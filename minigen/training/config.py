@@ -10,9 +10,9 @@ from typing import Any, Self
 import tomli_w
 from pydantic import ValidationError
 
-from minigen.errors import MinigenError, OptionError
+from minigen.errors import MinigenError, OptionError, expect
 from minigen.paths import expand
-from minigen.training.keys import KEYS, TABLES, Tables, shown
+from minigen.training.keys import KEYS, TABLES, TEXTS, Tables, described, shown
 
 CONFIG = "config.toml"
 """The file of a run folder that holds its config, and with it where its text lies."""
@@ -23,7 +23,7 @@ Values = dict[str, Any]  # table name → its keys and values, as TOML gives the
 class Config(Tables):
     """Everything that decides a run, checked and frozen; `config.training.steps` and so on.
 
-    The keys are those of `training.keys`; `minigen config` shows them.
+    The keys are those of `training.keys`; `minigen config` shows them. With their defaults:
     """
 
     @classmethod
@@ -59,23 +59,20 @@ class Config(Tables):
 
     @classmethod
     def _build(cls, tables: Values, overrides: Mapping[str, object], source: str) -> Self:
-        tables = dict(tables)
+        tables, overrides = dict(tables), _flat(overrides)
         for dotted, value in overrides.items():
-            if not dotted.isprintable():  # of bytes that are not UTF-8, to say the least
-                raise OptionError(f"unknown key {dotted!r}: a key is a printable text")
             name, dot, key = dotted.partition(".")
-            if dot:
-                table = tables.get(name)
-                change = _absolute(name, {key: value}, Path.cwd())
-                tables[name] = {**(table if isinstance(table, dict) else {}), **change}
-            else:
+            table = tables.get(name, {})
+            if dot and isinstance(table, dict):
+                tables[name] = {**table, **_absolute(name, {key: value}, Path.cwd())}
+            elif not dot:
                 tables[name] = value
         try:
             return cls.model_validate(tables)
         except ValidationError as error:
             faults = dict(_fault(fault, tables) for fault in error.errors())
         text = "; ".join(faults.values())
-        if all(_concerns(key, overrides) for key in faults):
+        if all(_concerns(key, overrides, tables) for key in faults):
             raise OptionError(text)
         raise MinigenError(f"{source}: {text}")
 
@@ -97,6 +94,9 @@ class Config(Tables):
                 for name, table in self.model_dump(mode="json").items()
             }
         )
+
+
+Config.__doc__ = f"{Config.__doc__}{''.join(map(described, TABLES))}\n"
 
 
 def defaults() -> Values:
@@ -139,6 +139,11 @@ def parse_override(text: str) -> tuple[str, Any]:
     ('training.steps', 500)
     >>> parse_override("sampling.prompt=Once upon")
     ('sampling.prompt', 'Once upon')
+
+    Where the key takes a string, anything else that TOML would see in it is one all the same.
+
+    >>> parse_override("sampling.prompt=1984")
+    ('sampling.prompt', '1984')
     """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
@@ -147,8 +152,9 @@ def parse_override(text: str) -> tuple[str, Any]:
         parsed = tomllib.loads(f"value = {value}")
     except (ValueError, RecursionError):
         return key.strip(), value
+    is_meant = isinstance(parsed["value"], str) or key.strip() not in TEXTS
     # A line break could smuggle in a second key.
-    return key.strip(), parsed["value"] if len(parsed) == 1 else value
+    return key.strip(), parsed["value"] if len(parsed) == 1 and is_meant else value
 
 
 def _shipped() -> dict[str, Path]:
@@ -160,6 +166,7 @@ def _shipped() -> dict[str, Path]:
 
 
 def _find(name_or_path: str | Path) -> Path:
+    expect("a config", name_or_path, str, Path)
     name = os.fspath(name_or_path)
     if isinstance(name_or_path, Path) or name.endswith(".toml") or "/" in name:
         return Path(expand(name))
@@ -238,6 +245,27 @@ def _likeness(word: str, known: str) -> float:
     return difflib.SequenceMatcher(None, word, known).ratio()
 
 
-def _concerns(key: str, overrides: Mapping[str, object]) -> bool:
+def _flat(overrides: Mapping[str, object]) -> dict[str, object]:
+    """Return overrides by dotted key, those of a whole table (`{"training": {…}}`) as well."""
+    if not isinstance(overrides, Mapping):
+        raise OptionError(
+            'overrides must map keys to values, as {"training.steps": 200} '
+            f"(got {shown(overrides)})"
+        )
+    flat: dict[str, object] = {}
+    for key, value in overrides.items():
+        if not isinstance(key, str) or not key.isprintable():  # of bytes that are not UTF-8, say
+            raise OptionError(f"unknown key {key!r}: a key is a printable text")
+        if "." not in key and isinstance(value, Mapping):
+            flat |= {f"{key}.{name}": inner for name, inner in value.items()}
+        else:
+            flat[key] = value
+    return flat
+
+
+def _concerns(key: str, overrides: Mapping[str, object], tables: Values) -> bool:
     """Whether the fault of a key, a table or (empty) the whole lies in the overrides."""
-    return any(o == key or o.startswith(f"{key}." if key else "") for o in overrides)
+    if key in overrides:
+        return True
+    is_table = isinstance(tables.get(key, {}), dict)  # else the file has something else there
+    return is_table and any(o.startswith(f"{key}." if key else "") for o in overrides)

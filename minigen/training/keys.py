@@ -281,10 +281,32 @@ def _rule(field: FieldInfo) -> str:
 
 TABLES: dict[str, Any] = {name: field.annotation for name, field in Tables.model_fields.items()}
 KEYS = {  # dotted name → entry
-    f"{table}.{name}": Key(comment=field.description, rule=_rule(field), **field.json_schema_extra)
+    f"{table}.{name}": Key(
+        comment=field.description,
+        rule=_rule(field),
+        **field.json_schema_extra,
+    )
     for table, model in TABLES.items()
     for name, field in model.model_fields.items()
 }
+
+
+TEXTS = {  # the keys that take any string
+    f"{table}.{name}"
+    for table, model in TABLES.items()
+    for name, field in model.model_fields.items()
+    if field.annotation is str
+}
+
+
+def described(table: str) -> str:
+    """Return a line for each key of a table, for the docstrings that `help()` shows."""
+    names = [name for name in KEYS if name.startswith(f"{table}.")]
+    return "".join(f"\n    {name} = {KEYS[name].default!r}: {KEYS[name].comment}" for name in names)
+
+
+for _name, _table in TABLES.items():
+    _table.__doc__ = f"{_table.__doc__}\n\n    The keys, with their defaults:\n{described(_name)}"
 
 
 def shown(value: object) -> str:

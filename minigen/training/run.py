@@ -1,9 +1,11 @@
 """A run: config, text, model, optimizer and streams; it trains, writes text, and goes on."""
 
 import json
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import reduce
+from numbers import Integral
 from operator import add, index
 from pathlib import Path
 from typing import Any, Self, Unpack
@@ -13,7 +15,7 @@ import numpy as np
 from minigen.decoding.generator import Generator
 from minigen.decoding.policy import PolicyOptions
 from minigen.decoding.scoring import mean_loss
-from minigen.errors import MinigenError, OptionError
+from minigen.errors import MinigenError, OptionError, expect
 from minigen.exact.streams import Stream
 from minigen.model.gradient import Statistics
 from minigen.model.model import Model
@@ -103,6 +105,7 @@ class Run:
         progress: corpus.Progress | None = None,
         workers: Any = None,
     ):
+        expect("config", config, Config, cure='Config.load("fables") reads one')
         if text is not None:
             config = config.override({"corpus.text": "external"})
         self.config = config
@@ -181,9 +184,21 @@ class Run:
         """SHA-256 of the weights: what two runs compare."""
         return self.model.fingerprint
 
-    def train(self, steps: int | None = None) -> list[StepRecord]:
-        """Train some steps, by default all that are left; see ``steps``."""
-        return list(self.steps(steps))
+    def train(self, steps: int | None = None, *, progress: bool = False) -> list[StepRecord]:
+        """Train some steps, by default all that are left; return a record of each.
+
+        ``progress`` shows a bar, in a notebook its own kind. A run that is done warns so. The
+        records make a table as they are: ``pandas.DataFrame(run.train())``. See ``steps``.
+        """
+        if steps is None and self.step == self.config.training.steps:
+            warnings.warn(f"nothing left to train: {self._all_done()}", stacklevel=2)
+        records = self.steps(steps)
+        if progress:
+            from tqdm.auto import tqdm
+
+            total = self.config.training.steps - self.step if steps is None else steps
+            records = tqdm(records, total=total, unit="step")
+        return list(records)
 
     def steps(self, steps: int | None = None) -> Iterator[StepRecord]:
         """Train, yielding a record per update; evaluates and samples where the config says so.
@@ -194,12 +209,19 @@ class Run:
         checkpoint.require_trainable(self._source, self._format)
         left = self.config.training.steps - self.step
         steps = left if steps is None else steps
+        expect("steps", steps, Integral)
+        if not left and steps > 0:
+            raise OptionError(self._all_done())
         if not 0 <= steps <= left:
             raise OptionError(
                 f"steps must be from 0 to the {left} left of training.steps = "
                 f"{self.config.training.steps} (got {steps}); raise training.steps to train longer"
             )
         return (self._record_step() for _ in range(steps))
+
+    def _all_done(self) -> str:
+        done = f"all {self.step} steps of training.steps are done"
+        return f"{done}; raise training.steps to train longer"
 
     def _record_step(self) -> StepRecord:
         self.last = self._take_step()
@@ -208,7 +230,7 @@ class Run:
     def _take_step(self) -> StepRecord:
         step = self.step + 1
         if step > self.config.training.steps:  # of two iterators, the other took the last step
-            raise OptionError(f"all {self.step} steps of training.steps are done")
+            raise OptionError(self._all_done())
         self.read_corpus()
         try:
             statistics = self._draw_statistics()

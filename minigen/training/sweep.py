@@ -18,7 +18,7 @@ from operator import add
 from pathlib import Path
 from typing import Any
 
-from minigen.errors import MinigenError, OptionError
+from minigen.errors import MinigenError, OptionError, expect
 from minigen.training.config import Config, differences, parse_override
 from minigen.training.folder import CONFIG, METRICS, RunFolder, require_empty
 
@@ -192,6 +192,7 @@ def sweep(
     are done in ``out`` are not trained again, so that calling it once more goes on. Returns what
     each run came to: its folder, seed, values, and the last line of its metrics.
     """
+    expect("config", config, Config, cure='Config.load("fables") reads one')
     axes = {key: {_text(value): value for value in several} for key, several in values.items()}
     runs = plan(config, axes, [config.run.seed] if seeds is None else seeds)
     path = Path(out)

@@ -158,6 +158,13 @@ def test_a_run_of_one_byte_trains(minigen: Command) -> None:
     assert "no text is left for validation" in result.err
 
 
+def test_a_warm_up_that_never_ends_is_said(minigen: Command) -> None:
+    settings = (*TINY_SETTINGS, "--set", "optimizer.warmup_steps=7")
+    assert "warmup_steps = 7 is more than the 6 steps" in minigen("train", *settings).err
+    settings = (*TINY_SETTINGS, "--set", "optimizer.warmup_steps=6", "--out", "other")
+    assert "warmup" not in minigen("train", *settings).err
+
+
 BAD_TRAININGS = {
     "a missing text": (["--text", "missing.txt"], 1, "missing.txt: No such file"),
     "an empty text": (["--text", "empty.txt"], 1, "at least one byte (got 0 bytes"),

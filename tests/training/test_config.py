@@ -121,6 +121,39 @@ def test_a_file_changes_only_what_it_lists_and_an_override_comes_last(load):
     ]
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"training": {"steps": 3}},
+        {"training": {"steps": 3}, "model": {}},
+        dict([parse_override("training={steps=3}")]),
+    ],
+)
+def test_overrides_of_a_table_are_merged_into_it(overrides):
+    assert Config.load("fables", overrides) == Config.load("fables", {"training.steps": 3})
+
+
+def test_a_fault_in_a_table_of_overrides_is_the_callers(refusal):
+    message = refusal("", {"training": {"stepps": 3, "batch_size": 0}}, OptionError)
+    assert "unknown key 'training.stepps': the nearest known one is training.steps" in message
+    assert "training.batch_size must be" in message
+
+
+def test_a_fault_of_the_file_is_not_blamed_on_an_override_beside_it(refusal):
+    message = refusal('evaluation = "never"', {"evaluation.every": 3})
+    assert "my.toml: evaluation must be a table of keys" in message
+
+
+@pytest.mark.parametrize("text", ["1984", "true", "2024-01-01", "[1]", "{a=1}", "1e3"])
+def test_a_string_key_takes_what_toml_would_read_as_something_else(text):
+    key, value = parse_override(f"sampling.prompt={text}")
+    assert Config.load(overrides={key: value}).sampling.prompt == text
+
+
+def test_a_quoted_string_is_what_stands_in_the_quotes():
+    assert parse_override('sampling.prompt="19\\n84"') == ("sampling.prompt", "19\n84")
+
+
 def test_sampling_takes_every_option_of_a_policy(load):
     config = load('[sampling]\ntop_k = 4\nsuppress_tokens = [3]\nlogit_bias = { "65" = 1.5 }')
     temperature = Config.load().sampling.policy.temperature

@@ -62,7 +62,7 @@ def stopped_at(stops, tmp_path, config=CONFIG):
         run.save(tmp_path / "stopped.safetensors")
         del run
         run = Run.load(tmp_path / "stopped.safetensors", text=TEXT)
-    records += run.train()
+    records += run.steps()
     return records, saved_bytes(run, tmp_path)
 
 
@@ -121,8 +121,8 @@ def test_after_the_last_step_nothing_is_left_to_train(tmp_path, whole):
     run.train()
     run.save(tmp_path / "x")
     run = Run.load(tmp_path / "x", text=TEXT)
-    assert run.train() == []
-    with pytest.raises(OptionError, match=r"from 0 to the 0 left .* \(got 1\)"):
+    assert list(run.steps()) == []
+    with pytest.raises(OptionError, match=r"^all \d+ steps of training.steps are done"):
         run.train(1)
 
 
