@@ -11,6 +11,7 @@ import click
 
 from minigen.cli import cli
 from minigen.cli.options import (
+    PATH,
     config_argument,
     json_option,
     model_argument,
@@ -18,6 +19,7 @@ from minigen.cli.options import (
     overrides,
     print_json,
     progress_option,
+    read_file,
     set_option,
     shows_progress,
     text_option,
@@ -100,6 +102,16 @@ def _row(name: str, verdict: str, text: str) -> None:
 @click.option(
     "--seed", type=click.IntRange(min=0), metavar="N", help="Which are drawn.  [default: 0]"
 )
+@click.option(
+    "--texts",
+    "lines",
+    type=PATH,
+    metavar="FILE",
+    help="Write each line of generate --json again instead; - is standard input.",
+)
+@click.option(
+    "--draft", type=PATH, metavar="MODEL", help="With --texts: the draft that had a say in them."
+)
 @json_option
 @progress_option
 def verify(
@@ -107,6 +119,8 @@ def verify(
     texts: tuple[str, ...],
     count: int | None,
     seed: int | None,
+    lines: str | None,
+    draft: str | None,
     as_json: bool,
     progress: bool | None,
 ) -> int:
@@ -115,13 +129,23 @@ def verify(
     The config is the one inside MODEL; weights, moments, merges and batches must come out the same.
     Of a run folder every checkpoint is checked: each must follow from the one before. These
     segments are trained side by side, on all cores or by the processes of mpiexec. A text that is
-    not the embedded one is found by the config.toml beside the file, or given with --text. Exit
-    status 1 if anything differs.
+    not the embedded one is found by the config.toml beside the file, or given with --text.
+
+    With --texts nothing is trained: texts that MODEL is said to have written are written again,
+    and compared token by token. Exit status 1 if anything differs.
 
     \b
     Example:
       minigen verify runs/fables
+      minigen generate runs/fables "Once" --json | minigen verify runs/fables --texts -
     """
+    if lines is not None:
+        others = {"--text": texts, "--segments": count is not None}
+        if given := [name for name, value in others.items() if value]:
+            raise click.UsageError(f"--texts trains nothing, so {given[0]} has no meaning with it")
+        return _verify_texts(model, lines, draft, as_json)
+    if draft is not None:
+        raise click.UsageError("--draft is for texts that a draft had a say in: give --texts too")
     if seed is not None and count is None:
         raise click.UsageError("--seed says which segments are drawn: give --segments too")
 
@@ -144,6 +168,31 @@ def verify(
             for verification in verifications:
                 verification.close()
     return 0
+
+
+def _verify_texts(model: str, lines: str, draft: str | None, as_json: bool) -> int:
+    from minigen.proof.texts import check
+    from minigen.training.loading import load
+
+    verdicts = []
+    for verdict in check(read_file(lines), load(model), load(draft) if draft else None):
+        verdicts.append(verdict)
+        if not as_json:
+            mark = {True: "true", False: "NOT TRUE", None: "cannot be told"}[verdict.holds]
+            told = verdict.reason or f"{verdict.tokens} tokens"
+            click.echo(f"line {verdict.line}: {mark}, {told}")
+    true = len([verdict for verdict in verdicts if verdict.holds])
+    if as_json:
+        facts = [
+            {"line": one.line, "holds": one.holds, "first_token": one.first_token}
+            for one in verdicts
+        ]
+        print_json({"verified": true == len(verdicts) > 0, "texts": facts})
+    if not verdicts:
+        raise MinigenError(f"{lines} holds no text: give what generate --json printed")
+    if not as_json:
+        click.echo(f"{true} of {len(verdicts)} texts are what the model writes, token by token")
+    return 0 if true == len(verdicts) else 1
 
 
 def _judge(verification: "Verification", outcomes: "list[Outcome]", as_json: bool) -> None:

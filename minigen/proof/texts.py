@@ -1,0 +1,195 @@
+"""Texts that can be checked: each line of ``generate --json`` says all that its text depends on.
+
+So it can be written again and compared, token by token. What is shown is that this model writes
+this text from this prompt and seed; not that the text is true, or any good.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from math import inf
+from typing import Any
+
+from minigen.decoding.beams import beam_search
+from minigen.decoding.generation import Continuation, Piece, Row, StopStrings, generate
+from minigen.decoding.generator import Generator
+from minigen.decoding.policy import Policy
+from minigen.decoding.speculation import speculate
+from minigen.errors import MinigenError
+from minigen.exact.streams import Stream
+
+_KEYS = ("prompt", "text", "token_ids", "log_probabilities", "finish_reason", "seed", "sample",
+         "model", "policy", "max_new_tokens", "stop")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a line, counted from 1, is what the model writes; None where that cannot be told.
+
+    ``first_token`` is the index of the first token that differs, where one does; ``reason`` says
+    what is wrong, or missing; ``tokens`` were written again.
+    """
+
+    line: int
+    holds: bool | None
+    first_token: int | None = None
+    reason: str = ""
+    tokens: int = 0
+
+
+def check(data: bytes, model: Generator, draft: Generator | None = None) -> Iterator[Verdict]:
+    """Write each text of a file again, with the model that is said to have written it.
+
+    ``draft`` is needed where a draft had a say. Blank lines are passed over.
+    """
+    for number, line in enumerate(data.split(b"\n"), start=1):
+        if line.strip():
+            yield _check(number, line, model, draft)
+
+
+def _check(number: int, line: bytes, model: Generator, draft: Generator | None) -> Verdict:
+    try:
+        claim = json.loads(line, object_pairs_hook=_once_each)
+        if not isinstance(claim, dict) or (missing := [key for key in _KEYS if key not in claim]):
+            lacks = f": it lacks {missing[0]}" if isinstance(claim, dict) else ""
+            return Verdict(number, False, reason=f"it is no line of generate --json{lacks}")
+        if claim["model"] != model.fingerprint:
+            return Verdict(number, False, reason=f"another model wrote it: {claim['model']}")
+        if "draft" in claim and (draft is None or claim["draft"] != draft.fingerprint):
+            return _without_draft(number, claim, model)
+        return _compare(number, claim, _pieces(claim, model, draft))
+    except (MinigenError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        return Verdict(number, False, reason=f"it cannot be written again: {error}")
+    except RecursionError:
+        return Verdict(number, False, reason="it is no line of generate --json: nested too deep")
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse a key that comes twice: a reader may have seen the other one."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key stands in it twice")
+    return found
+
+
+def _policy(claim: dict[str, Any]) -> Policy:
+    options = dict(claim["policy"])
+    if "logit_bias" in options:  # the keys of JSON are strings
+        options["logit_bias"] = {int(token): b for token, b in options["logit_bias"].items()}
+    return Policy.of(None, options)  # type: ignore[arg-type]
+
+
+def _pieces(claim: dict[str, Any], model: Generator, draft: Generator | None) -> Iterator[Piece]:
+    """Write the text that a line claims, by the way that it claims."""
+    policy, prompt = _policy(claim), claim["prompt"]
+    if not isinstance(prompt, str):
+        raise TypeError("its prompt must be a string")
+    common = {
+        "max_new_tokens": claim["max_new_tokens"],
+        "stop": tuple(claim["stop"]),
+        "log_probabilities": True,
+    }
+    if "num_beams" in claim:
+        best, *_ = beam_search(
+            model.model,
+            model.tokenizer,
+            prompt,
+            policy,
+            num_beams=claim["num_beams"],
+            length_penalty=claim["length_penalty"],
+            **common,
+        )
+        return iter([Piece(0, None, best.text, best)])
+    seed, sample = claim["seed"], claim["sample"]
+    if not policy.greedy and not (type(seed) is int and type(sample) is int and sample >= 0):
+        raise TypeError("its seed and sample must be whole numbers")
+    seed = 0 if policy.greedy else seed  # no word of a stream is drawn then
+    name = f"inference/{sample}" if sample else "inference"
+    if draft and "draft" in claim:
+        return speculate(
+            model.model,
+            model.tokenizer,
+            draft.model,
+            draft.tokenizer,
+            [prompt],
+            policy,
+            [(Stream(seed, f"{name}/draft"), Stream(seed, f"{name}/accept"))],
+            num_draft_tokens=claim["num_draft_tokens"],
+            **common,
+        )
+    return generate(model.model, model.tokenizer, [prompt], policy, [Stream(seed, name)], **common)
+
+
+def _compare(number: int, claim: dict[str, Any], pieces: Iterator[Piece]) -> Verdict:
+    """Compare token by token, no further than to the first that differs."""
+    claimed, count = claim["token_ids"], 0
+    again: Continuation | None = None
+    for piece in pieces:
+        if piece.token_id is not None:
+            there = claimed[count] if count < len(claimed) else "missing"
+            if there != piece.token_id:
+                return _differs(number, claim, count, there, piece.token_id)
+            count += 1
+        again = piece.continuation
+    if again is None:
+        raise ValueError("its text has no end")
+    for i, (there, now) in enumerate(zip_longest(claimed, again.token_ids, fillvalue="missing")):
+        if there != now or type(there) is not type(now):
+            return _differs(number, claim, i, there, now)
+    figures: dict[str, Any] = {"finish_reason": again.finish_reason, "text": again.text}
+    if again.acceptance_rate is not None:
+        figures["acceptance_rate"] = again.acceptance_rate
+    return _compare_figures(number, claim, again.log_probabilities or [], figures)
+
+
+def _compare_figures(
+    number: int, claim: dict[str, Any], log_p: list[float], figures: dict[str, Any]
+) -> Verdict:
+    """Compare what goes with tokens that are right."""
+    claimed = [-inf if value is None else value for value in claim["log_probabilities"]]
+    for i, (there, now) in enumerate(zip_longest(claimed, log_p, fillvalue="missing")):
+        if there != now:
+            reason = f"the log-probability of token {i} is {there}, written again {now}"
+            return Verdict(number, False, i, reason, len(log_p))
+    for key, now in figures.items():
+        if claim.get(key) != now:
+            reason = f"its {key} is {claim.get(key)!r}, written again {now!r}"
+            return Verdict(number, False, None, _shortened(reason), len(log_p))
+    return Verdict(number, True, tokens=len(log_p))
+
+
+def _differs(number: int, claim: dict[str, Any], index: int, there: Any, now: Any) -> Verdict:
+    reason = f"token {index} is {there}, written again {now}"
+    if "\ufffd" in claim["prompt"]:  # what JSON holds in the place of bytes that are no UTF-8
+        return Verdict(
+            number, None, index, f"{reason}; its prompt was not UTF-8, most likely", index
+        )
+    return Verdict(number, False, index, _shortened(reason), index)
+
+
+def _without_draft(number: int, claim: dict[str, Any], model: Generator) -> Verdict:
+    """Check what the model alone can tell of a text whose draft is not here."""
+    policy, prompt, claimed = _policy(claim), claim["prompt"], claim["token_ids"]
+    if not all(type(token) is int and 0 <= token < model.model.vocab_size for token in claimed):
+        raise ValueError("its token_ids must be ids of this model")
+    prompt_ids = model.tokenizer.encode(prompt).ids
+    row = Row(0, prompt, prompt_ids, StopStrings(claim["stop"]), policy.min_new_tokens)
+    reason = None
+    for token in claimed:
+        full = len(row.token_ids) + 1 == claim["max_new_tokens"]
+        _, reason = row.push(token, model.tokenizer.token_bytes(token), full)
+    again = row.finish(reason or "dead_end", model.model)
+    figures = {"finish_reason": reason, "text": again.text} if reason else {}
+    verdict = _compare_figures(number, claim, again.log_probabilities or [], figures)
+    if not verdict.holds:
+        return verdict
+    told = (
+        "the model gives its tokens these log-probabilities, but which tokens are drawn depends "
+        f"on the draft too: give --draft, the model {claim['draft']}"
+    )
+    return replace(verdict, holds=None, reason=_shortened(told))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 300 else text[:297] + "…"
