@@ -3,6 +3,7 @@
 Nothing in them depends on order, so the two agree bit for bit and the choice goes by speed alone.
 """
 
+import warnings
 from collections.abc import Callable
 from functools import cache
 from typing import Any, Protocol
@@ -52,8 +53,12 @@ def chosen() -> Engine:
     """Return the engine; it is imported here, since generation does without scipy and numba."""
     try:
         from minigen.model import kernels_numba
-    except ImportError:
-        from minigen.model import kernels
 
-        return kernels
-    return kernels_numba
+        return kernels_numba
+    except ImportError:
+        pass
+    except Exception as error:  # numba reaches deep into Python, numpy and the machine
+        warnings.warn(f"trains without numba, which fails to load: {error}", stacklevel=2)
+    from minigen.model import kernels
+
+    return kernels

@@ -4,7 +4,6 @@
 import hashlib
 import inspect
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import numba
@@ -12,7 +11,7 @@ import numpy as np
 
 from minigen.exact import arithmetic
 from minigen.exact.arithmetic import Floats, Integers, exact_sum, exp_span, exp_table
-from minigen.model import head, rules
+from minigen.model import head, numba_cache, rules
 from minigen.model.head import log_partition, weight_bits
 from minigen.model.parallel import in_parallel, scratch
 
@@ -31,8 +30,7 @@ def _formula(function: Any) -> Any:
 def _loop(function: Any) -> Any:
     function.__qualname__ += f"-{_FORMULAS}"
     compiled = numba.njit(function, error_model="numpy", fastmath=False, nogil=True)
-    with suppress(RuntimeError, AttributeError):  # no folder to write to; NUMBA_DISABLE_JIT
-        compiled.enable_caching()
+    numba_cache.enable(compiled)
     return compiled
 
 

@@ -22,12 +22,17 @@ from numpy.typing import NDArray
 from minigen.errors import MinigenError
 from minigen.paths import expand, home_is_known
 
+try:
+    import fcntl
+except ImportError:  # on Windows
+    fcntl = None  # type: ignore[assignment]
+
 _FORMAT = "minigen tokens 3"
 _SEAL = hashlib.sha256().digest_size
 _READ = 1 << 20
 _STRAY = re.compile(r"[0-9a-f]{64}\.(?:tokens|merges)\.[0-9a-f]{16}\.tmp")
 _STALE = 3600
-"""Seconds in which a builder that is alive writes something."""
+"""Seconds in which a builder that is alive writes something, where it cannot hold a lock."""
 
 
 def default_folder() -> Path:
@@ -134,8 +139,8 @@ def writing(path: Path) -> Iterator[Callable[[bytes], None]]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _clean(path.parent)
-        temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
-        with temporary.open("xb") as file:  # never through a link; the umask decides who may read
+        with _new(path) as file:
+            temporary = Path(file.name)
             digest = hashlib.sha256(path.name.encode())
 
             def write(data: bytes) -> None:
@@ -157,11 +162,34 @@ def writing(path: Path) -> Iterator[Callable[[bytes], None]]:
         ) from error
 
 
+def _new(path: Path) -> IO[bytes]:
+    """Open a temporary file that is locked as long as its builder lives."""
+    while True:
+        temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
+        file = temporary.open("xb")  # never through a link; the umask decides who may read
+        if _lock(file) is not False and temporary.exists():
+            return file
+        file.close()  # another process took it for a stray before it was locked
+
+
+def _lock(file: IO[bytes]) -> bool | None:
+    """Lock a file until it is closed: whether it could be done; None where there are no locks."""
+    if fcntl is None:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return False if isinstance(error, BlockingIOError) else None
+    return True
+
+
 def _clean(folder: Path) -> None:
     """Remove what builders left that were killed, and nothing of anybody else."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if _STRAY.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
-                with suppress(OSError):  # another one was faster, or it is another user's
-                    if time.time() - entry.stat().st_mtime > _STALE:
+                # Another one may be faster, or it is another user's.
+                with suppress(OSError), open(entry.path, "rb") as file:
+                    locked, age = _lock(file), time.time() - entry.stat().st_mtime
+                    if locked or (locked is None and age > _STALE):
                         os.unlink(entry.path)

@@ -1,0 +1,83 @@
+"""Numba's cache on disk saves time, and can do no harm."""
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+numba = pytest.importorskip("numba")
+numba_cache = pytest.importorskip("minigen.model.numba_cache")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder that numba is told to cache in."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "loop.py").write_text("def double(x):\n    return x + x\n")
+    return tmp_path / "cache"
+
+
+def compiled(folder: Path) -> Any:
+    """Return the function of loop.py as a new process would have it, after a call."""
+    spec = importlib.util.spec_from_file_location("loop", folder.parent / "loop.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    function = numba.njit(module.double)
+    numba_cache.enable(function)
+    assert function(21) == 42
+    return function
+
+
+def hits(function: Any) -> int:
+    return sum(function.stats.cache_hits.values())
+
+
+DAMAGE = {
+    "empty": lambda data: b"",
+    "cut": lambda data: data[: len(data) // 2],
+    "flipped": lambda data: data[:-40] + bytes([data[-40] ^ 1]) + data[-39:],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("kind", ["nbi", "nbc"])
+def test_what_is_damaged_is_compiled_anew_and_mended(folder: Path, kind: str, damage: str) -> None:
+    assert hits(compiled(folder)) == 0
+    assert hits(compiled(folder)) == 1
+    (file,) = folder.rglob(f"*.{kind}")
+    file.write_bytes(DAMAGE[damage](file.read_bytes()))
+    compiled(folder)
+    assert hits(compiled(folder)) == 1
+
+
+def test_without_room_it_is_compiled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    for _ in range(2):
+        assert hits(compiled(folder)) == 0
+
+
+def test_without_a_home_no_folder_is_called_tilde(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "")
+    for named in ("", "~/cache"):
+        monkeypatch.setattr(numba.config, "CACHE_DIR", named)
+        assert hits(compiled(folder)) == 0
+    assert [entry.name for entry in tmp_path.iterdir()] == ["loop.py"]
+
+
+def test_a_tilde_in_its_name_is_home(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(numba.config, "CACHE_DIR", "~/cache")
+    compiled(folder)
+    assert list((tmp_path / "home").rglob("*.nbc"))
