@@ -124,7 +124,7 @@ class RunFolder:
                 self._open(TIMING) as timing,
             ):
                 start = time.perf_counter()
-                for record in self.run.steps():
+                for record in _blamed(self.run.steps()):
                     seconds = time.perf_counter() - start
                     _append(metrics, record.metrics())
                     _append(timing, {"step": record.step, "seconds": round(seconds, 6)})
@@ -140,6 +140,15 @@ class RunFolder:
             raise MinigenError(f"cannot write to {self.path}: {error.strerror}") from None
         except MinigenError as error:
             raise MinigenError(f"{error}; the last checkpoint, {self.latest}, is intact") from error
+
+
+def _blamed(records: Iterator[StepRecord]) -> Iterator[StepRecord]:
+    """Name what the training itself could not read, which is no fault of the run folder."""
+    try:
+        yield from records
+    except OSError as error:
+        what = f"{error.filename}: " if error.filename else ""
+        raise MinigenError(f"{what}{error.strerror or error}") from error
 
 
 def _latest(path: Path, config: Config) -> Path | None:

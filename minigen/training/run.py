@@ -17,6 +17,7 @@ from minigen.decoding.policy import PolicyOptions
 from minigen.decoding.scoring import mean_loss
 from minigen.errors import MinigenError, OptionError, expect
 from minigen.exact.streams import Stream
+from minigen.model import memory
 from minigen.model.gradient import Statistics
 from minigen.model.model import Model
 from minigen.model.optimizer import Optimizer
@@ -163,9 +164,14 @@ class Run:
         config.sampling.policy.check_ids(tokenizer.vocab_size)  # now, not at the first sample
         self.last: StepRecord | None = None  # what the latest step left, in this process
         self.tokenizer = tokenizer
-        self.model = Model(
-            tokenizer.vocab_size, config.model.context_length, config.model.embedding_dim
+        V, K, D = tokenizer.vocab_size, config.model.context_length, config.model.embedding_dim
+        weights = V * (D + K * D + 1)
+        memory.require(
+            8 * weights * 6,  # weights, two grids of them, sums, gradient, a moment at least
+            f"training {weights:,} weights",
+            "lower model.embedding_dim, model.context_length or tokenizer.vocab_size",
         )
+        self.model = Model(V, K, D)
         self.optimizer = Optimizer(
             self.model.flat.size,
             total_steps=config.training.steps,

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +234,43 @@ def test_a_folder_that_cannot_be_written_is_named(minigen: Command, tmp_path: Pa
     result = minigen("train", *TINY_SETTINGS, "--out", "locked/run")
     assert result.status == 1
     assert "locked/run" in result.err
+
+
+def test_a_model_that_the_machine_cannot_hold_is_refused_before_it_is_made(
+    minigen: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from minigen.model import memory
+
+    monkeypatch.setattr(memory, "available", lambda: 2**30)
+    wide = ["--set", "model.context_length=1", "--set", "model.embedding_dim=2097152"]
+    result = minigen("train", *TINY_SETTINGS, *wide, "--out", "run")
+    assert (result.status, result.out) == (1, "")
+    assert result.err == (
+        "Error: training 1,077,936,385 weights needs 48.2 GiB of memory, and there is 1.0 GiB: "
+        "lower model.embedding_dim, model.context_length or tokenizer.vocab_size\n"
+    )
+    assert not Path("run").exists()
+
+
+def test_what_a_training_cannot_read_is_not_blamed_on_its_folder(
+    minigen: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from minigen.training.run import Run
+
+    def steps(_: Run) -> Iterator[None]:
+        raise OSError(5, "Input/output error", "text.txt")
+        yield
+
+    monkeypatch.setattr(Run, "steps", steps)
+    result = minigen("train", *TINY_SETTINGS, "--out", "run")
+    assert result.err.startswith("Error: text.txt: Input/output error; the last checkpoint, run/")
+
+
+def test_how_much_memory_there_is_is_known_here() -> None:
+    from minigen.model import memory
+
+    there = memory.available()
+    assert there is None or 2**20 < there < 2**60
 
 
 # ---- demo
