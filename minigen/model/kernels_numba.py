@@ -2,7 +2,6 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, no-check-untyped-defs
 
 import hashlib
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -18,8 +17,10 @@ from minigen.model.parallel import in_parallel, scratch
 BLOCK = 1 << 16  # they stay in cache from one loop to the next
 
 # Numba's cache on disk looks at a loop's own file; so the loop's name says which formulas went in.
+# They are read as bytes, since an installation may hold compiled files alone, or be an archive.
+_MODULES: Any = (arithmetic, head, rules)
 _FORMULAS = hashlib.sha256(
-    "".join(inspect.getsource(module) for module in (arithmetic, head, rules)).encode()
+    b"".join(module.__loader__.get_data(module.__file__) for module in _MODULES)
 ).hexdigest()[:16]
 
 
