@@ -1,7 +1,7 @@
 """`next` shows the distribution of one decision; `head` computes one by hand."""
 
 import re
-from dataclasses import replace
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -36,53 +36,32 @@ def next_(model: str, prompt: bytes | None, top: int, as_json: bool, **options: 
       minigen next runs/fables "Once" --top 5 --top-p 0.9
     """
     policy = build_policy(options)
-    text = read_text(prompt)
 
-    import numpy as np
-
-    from minigen.decoding.generation import padded_contexts
-    from minigen.decoding.policy import Policy
-    from minigen.decoding.scoring import entropy
-    from minigen.exact.arithmetic import exact_sum, log
-    from minigen.model import head
+    import minigen
     from minigen.text.tokenizer import END_OF_TEXT
-    from minigen.training.checkpoint import load_model
 
-    language_model, tokenizer = load_model(model)
-    history = tokenizer.encode(text).ids
-    z = language_model.logits(padded_contexts([history], language_model.context_length))[0]  # (V,)
-    p = policy.probabilities(z, history, prompt_length=len(history))  # (V,)
-    best = replace(policy, temperature=0.0)
-    greedy = best.choose(z, history, prompt_length=len(history))
-    # Weights of 0 have a finite log-probability in the model, but none behind a filter.
-    nats = 0.0 - (head.log_softmax(z) if policy == Policy() else log(p))
-    ranking = np.argsort(-p, kind="stable")[:top].tolist()
-    order = [token for token in ranking if p[token] > 0.0 or policy == Policy()]
+    decision = minigen.load(model).next(read_text(prompt), top=top, policy=policy)
     if as_json:
-        candidates = [
+        print_json(
             {
-                "token_id": token,
-                "text": tokenizer.token_bytes(token).decode(errors="replace"),
-                "bytes": tokenizer.token_bytes(token).hex(),
-                "logit": float(z[token]),
-                "probability": float(p[token]),
-                "negative_log_likelihood": float(nats[token]),
+                "candidates": [
+                    {**asdict(c), "text": c.text, "bytes": c.bytes.hex()}
+                    for c in decision.candidates
+                ],
+                "greedy_token_id": decision.greedy_token_id,
+                "entropy": decision.entropy,
             }
-            for token in order
-        ]
-        print_json({"candidates": candidates, "greedy_token_id": greedy, "entropy": entropy(p)})
+        )
         return
     click.echo("    id  bytes                   logit  probability    −ln p")
-    for token in order:
-        name = "<|endoftext|>" if token == END_OF_TEXT else shown(tokenizer.token_bytes(token))
-        mark = "  ← greedy" if token == greedy else ""
-        figures = f"{z[token]:10.4f}  {p[token]:11.6f} {nats[token]:8.4f}"
-        click.echo(f"{token:6d}  {name:18s} {figures}{mark}")
-    others = np.delete(p, order)
-    if others.any():
-        together = float(exact_sum(np.rint(others * 2.0**40))) * 2.0**-40
-        click.echo(f"{np.count_nonzero(others):6d}  others{together:36.6f}")
-    click.echo(f"entropy {entropy(p):.6f} nats")
+    for c in decision.candidates:
+        name = "<|endoftext|>" if c.token_id == END_OF_TEXT else shown(c.bytes)
+        mark = "  ← greedy" if c.token_id == decision.greedy_token_id else ""
+        figures = f"{c.logit:10.4f}  {c.probability:11.6f} {c.negative_log_likelihood:8.4f}"
+        click.echo(f"{c.token_id:6d}  {name:18s} {figures}{mark}")
+    if decision.others:
+        click.echo(f"{decision.others:6d}  others{decision.others_probability:36.6f}")
+    click.echo(f"entropy {decision.entropy:.6f} nats")
 
 
 # What ends in + gives nothing back, so that no text takes longer than its length.

@@ -199,79 +199,60 @@ def generate(
     _refuse_what_does_nothing(click.get_current_context(), policy)
     prompts = _prompts(prompt, prompts_path)
 
-    from minigen.decoding.beams import beam_search
-    from minigen.decoding.generation import InOrder, Piece
-    from minigen.decoding.generation import generate as generate_pieces
-    from minigen.decoding.speculation import speculate
-    from minigen.exact.streams import Stream
-    from minigen.training.checkpoint import fingerprint, load_model
+    import minigen
 
-    language_model, tokenizer = load_model(model)
-    facts: dict[str, Any] = {
-        "seed": None if policy.greedy or num_beams > 1 else seed,
-        "model": fingerprint(language_model.parameters) if as_json else None,
-        "policy": policy.changed,
-        "max_new_tokens": max_new_tokens,
-        "stop": stop,
-    }
-    common: dict[str, Any] = {
-        "max_new_tokens": max_new_tokens,
-        "stop": stop,
-        "log_probabilities": as_json,
-    }
-    samples = range(num_samples)
-    # Read as they are needed: any number of prompts and samples takes no memory.
-    texts = (text for text in prompts for _ in samples)
-    names = (
-        f"inference/{sample}" if sample else "inference" for _ in prompts for sample in samples
-    )
-    pieces: Iterator[Piece]
+    generator = minigen.load(model)
+    drafter = minigen.load(draft) if draft is not None else None
+    common: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop": stop, "policy": policy}
     if num_beams > 1:
-        facts |= {"num_beams": num_beams, "length_penalty": length_penalty}
-        found = (
-            beam_search(
-                language_model,
-                tokenizer,
-                text,
-                policy,
-                num_beams=num_beams,
-                length_penalty=length_penalty,
-                **common,
-            )
-            for text in texts
+        beam_options: dict[str, Any] = {"num_beams": num_beams, "length_penalty": length_penalty}
+        best = (
+            generator.beams(text, log_probabilities=as_json, **beam_options, **common)[0]
+            for text in prompts
         )
-        pieces = (Piece(row, None, best.text, best) for row, (best, *_) in enumerate(found))
-    elif draft is not None:
-        draft_model, draft_tokenizer = load_model(draft)
-        if as_json:
-            facts["draft"] = fingerprint(draft_model.parameters)
-            facts["num_draft_tokens"] = num_draft_tokens
-        pieces = speculate(
-            language_model,
-            tokenizer,
-            draft_model,
-            draft_tokenizer,
-            texts,
-            policy,
-            ((Stream(seed, f"{name}/draft"), Stream(seed, f"{name}/accept")) for name in names),
+        pieces = _whole(best)
+    else:
+        pieces = generator.pieces(
+            prompts,
+            num_samples=num_samples,
+            seed=seed,
+            draft=drafter,
             num_draft_tokens=num_draft_tokens,
+            log_probabilities=as_json,
             **common,
         )
-    else:
-        streams = (Stream(seed, name) for name in names)
-        pieces = generate_pieces(language_model, tokenizer, texts, policy, streams, **common)
-
     if not as_json:
-        printer = Printer((text for text in prompts for _ in samples), live=stream)
+        texts = (text for text in prompts for _ in range(num_samples))
+        printer = Printer(texts, live=stream)
         for piece in _explained(pieces):
             printer.push(piece)
         return
+    facts = common | {"model": generator.fingerprint, "policy": policy.changed}
+    facts["seed"] = None if policy.greedy or num_beams > 1 else seed
+    if num_beams > 1:
+        facts |= beam_options
+    if drafter:
+        facts |= {"draft": drafter.fingerprint, "num_draft_tokens": num_draft_tokens}
+    _print_json_lines(_explained(pieces), num_samples, facts)
+
+
+def _whole(texts: "Iterable[Continuation]") -> "Iterator[Piece]":
+    """Yield texts that were finished at once."""
+    from minigen.decoding.generation import Piece
+
+    return (Piece(row, None, text.text, text) for row, text in enumerate(texts))
+
+
+def _print_json_lines(pieces: "Iterator[Piece]", num_samples: int, facts: dict[str, Any]) -> None:
+    """Print a line for each text, in order; stopped half-way, what was finished by then is out."""
+    from minigen.decoding.generation import InOrder
+
     order = InOrder()
     try:
-        for piece in _explained(pieces):
+        for piece in pieces:
             for row, text in order.push(piece):
                 print_json(_json_line(text, row % num_samples, facts))
-    finally:  # stopped half-way, what was finished by then is out
+    finally:
         for row, text in order.rest():
             print_json(_json_line(text, row % num_samples, facts))
 

@@ -37,18 +37,17 @@ def score(model: str, text: bytes | None, path: str | None, as_json: bool) -> No
         raise click.UsageError("give TEXT or --file, one of the two")
     data = read_text(text, path)
 
-    from minigen.decoding import scoring
+    import minigen
     from minigen.exact.arithmetic import exp
-    from minigen.training.checkpoint import load_model
 
-    language_model, tokenizer = load_model(model)
-    result = scoring.score(language_model, tokenizer, data)
+    generator = minigen.load(model)
+    result = generator.score(data)
     if as_json:
         print_json(asdict(result))
         return
     click.echo("    id  bytes             probability       −ln p")
     for token, log_p in zip(result.token_ids, result.log_probabilities, strict=True):
-        name = shown(tokenizer.token_bytes(token))
+        name = shown(generator.tokenizer.token_bytes(token))
         click.echo(f"{token:6d}  {name:16s} {float(exp(log_p)):12.6g} {0.0 - log_p:11.6f}")
     click.echo(f"total          {result.total_nats:.6f} nats, the sum of −ln p")
     click.echo(f"probability    {result.probability:.6g}, the product")

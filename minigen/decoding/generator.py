@@ -4,15 +4,15 @@ The commands of the same names print what these calls return, token for token.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from itertools import chain
+from copy import copy
+from itertools import cycle, repeat
 from pathlib import Path
-from typing import Unpack, overload
+from typing import Any, Unpack, overload
 
-from minigen.decoding import candidates, generation, scoring
+from minigen.decoding import candidates, scoring
 from minigen.decoding.beams import beam_search
 from minigen.decoding.candidates import Decision
-from minigen.decoding.generation import Continuation, Piece, check_count, complete
+from minigen.decoding.generation import Continuation, Piece, check_count, complete, generate
 from minigen.decoding.policy import Policy, PolicyOptions
 from minigen.decoding.scoring import Evaluation, Score
 from minigen.decoding.speculation import speculate
@@ -158,7 +158,7 @@ class Generator:
 
     def pieces(
         self,
-        prompts: Sequence[Text],
+        prompts: Iterable[Text],
         *,
         num_samples: int = 1,
         seed: int | None = None,
@@ -178,54 +178,43 @@ class Generator:
         check_count("num_samples", num_samples)
         if isinstance(prompts, Text) or not isinstance(prompts, Iterable):
             raise OptionError(f"prompts must be a list of str or bytes (got {prompts!r})")
-        texts = [prompt for prompt in prompts for _ in range(num_samples)]
-        own = self._stream() if self._stream and seed is None else None
+        if draft is not None and not isinstance(draft, Generator):
+            raise OptionError(f"draft must be what minigen.load gives (got {draft!r})")
+        # Read as they are needed: any number of prompts and samples takes no memory.
+        texts = (prompt for prompt in prompts for _ in range(num_samples))
+        names = (f"inference/{i}" if i else "inference" for i in cycle(range(num_samples)))
+        shared = self._stream() if self._stream and seed is None else None
+        own = copy(shared)  # since two threads may draw from it at once
         number = 0 if seed is None else seed
-        names = [
-            f"inference/{sample}" if sample else "inference"
-            for _ in prompts
-            for sample in range(num_samples)
-        ]
-        write = partial(
-            generation.generate,
-            self.model,
-            self.tokenizer,
-            policy=policy,
-            max_new_tokens=max_new_tokens,
-            stop=stop,
-            log_probabilities=log_probabilities,
-        )
+        common: dict[str, Any] = {
+            "max_new_tokens": max_new_tokens,
+            "stop": stop,
+            "log_probabilities": log_probabilities,
+        }
+        pieces: Iterator[Piece]
         if draft is not None:
-            if not isinstance(draft, Generator):
-                raise OptionError(
-                    f"draft must be a Generator, as minigen.load gives (got {draft!r})"
-                )
-            pairs = [
-                (own, own)
-                if own
-                else (Stream(number, f"{name}/draft"), Stream(number, f"{name}/accept"))
-                for name in names
-            ]
-            return speculate(
+            pairs = ((Stream(number, f"{n}/draft"), Stream(number, f"{n}/accept")) for n in names)
+            pieces = speculate(
                 self.model,
                 self.tokenizer,
                 draft.model,
                 draft.tokenizer,
                 texts,
                 policy,
-                pairs,
+                repeat((own, own)) if own else pairs,
                 num_draft_tokens=num_draft_tokens,
-                max_new_tokens=max_new_tokens,
-                stop=stop,
-                log_probabilities=log_probabilities,
+                **common,
             )
-        if own is None:
-            return write(prompts=texts, streams=[Stream(number, name) for name in names])
-        # One stream gives its words to one text after the other.
-        rows = [write(prompts=[text], streams=[own]) for text in texts]
-        return chain.from_iterable(
-            (piece._replace(row=row) for piece in pieces) for row, pieces in enumerate(rows)
-        )
+        elif own is None:
+            streams = (Stream(number, name) for name in names)
+            pieces = generate(self.model, self.tokenizer, texts, policy, streams, **common)
+        else:  # one stream gives its words to one text after the other
+            pieces = (
+                piece._replace(row=row)
+                for row, text in enumerate(texts)
+                for piece in generate(self.model, self.tokenizer, [text], policy, [own], **common)
+            )
+        return pieces if shared is None or own is None else _moving(shared, own, pieces)
 
     def beams(
         self,
@@ -282,3 +271,10 @@ class Generator:
         or where its text is not to be found.
         """
         return scoring.evaluate(self.model, self._read(text, paths))
+
+
+def _moving(shared: Stream, own: Stream, pieces: Iterator[Piece]) -> Iterator[Piece]:
+    """Move a stream on to where its copy stands, from which the pieces are drawn, at each."""
+    for piece in pieces:
+        shared.position = own.position
+        yield piece
