@@ -14,6 +14,7 @@ from minigen.exact.arithmetic import Floats, Integers
 from minigen.exact.streams import Stream, bounded
 from minigen.model import head
 from minigen.model.model import Model
+from minigen.proof import plain
 from minigen.proof.floats import FloatModel, with_floats
 from minigen.proof.laboratory import TOKENS, Claim, Control, Laboratory, difference, state
 from minigen.training.run import Run
@@ -278,7 +279,7 @@ def updated(model: Model, contexts: Integers) -> Floats:
 
 def float_sums(model: FloatModel, contexts: Integers) -> tuple[Floats, Floats]:
     """Return z = b + Σ hᵢ·Wᵢ in plain floats, added from the first to the last i, and backwards."""
-    h, W = model.hidden(contexts), model.head()  # (N, K·D), (K·D, V)
+    h, W = model.hidden(contexts), plain.head(model.parameters["W"])  # (N, K·D), (K·D, V)
     orders = range(len(W)), range(len(W) - 1, -1, -1)
     forwards, backwards = (
         reduce(lambda z, i: z + h[:, i, None] * W[i], order, model.parameters["b"])

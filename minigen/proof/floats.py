@@ -1,7 +1,6 @@
-"""The control of every claim about sums: the same model as everybody writes it, in plain float64.
+"""The control of every claim about sums: the model of ``plain`` in place of a run's own.
 
-``@``, ``np.exp`` and sums in whatever order the library takes: no rule of ``arithmetic.py`` is
-kept. Put into a run in place of its model, it is the one thing that changes.
+Its sums come in whatever order the library takes; it is the one thing that changes.
 """
 
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import numpy as np
 
 from minigen.exact.arithmetic import Floats, Integers
 from minigen.model.model import Model
+from minigen.proof import plain
 from minigen.training.run import Run
 
 
@@ -42,33 +42,17 @@ class FloatModel(Model):
 
     def hidden(self, contexts: Integers) -> Floats:
         """Hidden representation: the K embeddings side by side. (N, K) → (N, K·D)."""
-        return self.parameters["E"][contexts].reshape(len(contexts), -1)
-
-    def head(self) -> Floats:
-        """Output head as one matrix, (K·D, V)."""
-        return self.parameters["W"].transpose(1, 0, 2).reshape(-1, self.vocab_size)
+        return plain.hidden(self.parameters["E"], contexts)
 
     def logits(self, contexts: Integers) -> Floats:
         """Logits of contexts (N, K) → (N, V)."""
-        z: Floats = self.hidden(contexts) @ self.head() + self.parameters["b"]
-        return z
+        return plain.logits(self.parameters, contexts)
 
     def statistics(self, contexts: Integers, targets: Integers, step_size: int) -> Any:
         """Gradient sums and loss of predictions: contexts (N, K), targets (N,)."""
-        z = self.logits(contexts)  # (N, V)
-        exp = np.exp(z - z.max(axis=1, keepdims=True))
-        p = exp / exp.sum(axis=1, keepdims=True)
-        rows = np.arange(len(targets))
-        loss = float(-np.log(p[rows, targets]).sum())
-        p[rows, targets] -= 1.0  # now ∂L/∂z
-        gradient = np.zeros_like(self.flat)
-        views = self.views(gradient)
-        D, K, V = views["W"].shape
-        dW = self.hidden(contexts).T @ p  # (K·D, V)
-        views["W"][...] = dW.reshape(K, D, V).transpose(1, 0, 2)
-        np.add.at(views["E"], contexts, (p @ self.head().T).reshape(-1, K, D))
-        views["b"][...] = p.sum(axis=0)
-        return FloatStatistics(gradient, loss, len(targets), step_size)
+        loss, gradient = plain.loss_and_gradient(self.parameters, contexts, targets)
+        flat = np.concatenate([gradient[name].ravel() for name in self.parameters])
+        return FloatStatistics(flat, loss, len(targets), step_size)
 
     def gradient(self, statistics: Any) -> Floats:
         """Gradient of the step's mean loss, flat like ``flat``."""
