@@ -11,6 +11,7 @@ behind it use; its first line names the file, in which its context must be uniqu
 import contextlib
 import difflib
 import doctest
+import importlib
 import io
 import os
 import re
@@ -263,6 +264,22 @@ def test_shell_blocks_are_console_blocks(page: Path) -> None:
         runs = language == "console" or not block.startswith("$ ")
         assert runs, f"{page.name} has commands in a block that is not ```console:\n{block}"
         assert language not in {"bash", "sh", "shell"}, f"{page.name}: write ```console\n{block}"
+
+
+# ---- Examples in docstrings
+
+_PACKAGE = ROOT / "minigen"
+_WITH_EXAMPLES = [
+    ".".join(file.relative_to(ROOT).with_suffix("").parts)
+    for file in sorted(_PACKAGE.rglob("*.py"))
+    if ">>> " in file.read_text(encoding="utf-8")
+]
+
+
+@pytest.mark.parametrize("module", _WITH_EXAMPLES)
+def test_examples_in_docstrings_hold(module: str) -> None:
+    found = doctest.testmod(importlib.import_module(module))
+    assert (found.failed, found.attempted > 0) == (0, True)
 
 
 # ---- The mechanism itself
