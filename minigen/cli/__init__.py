@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import click
 
-from minigen.cli.outlets import NobodyListens, Outlet, outlets
+from minigen.cli.outlets import NobodyListens, Outlet, outlets, visible
 from minigen.errors import MinigenError, OptionError
 from minigen.signals import STOP_SIGNALS, heard_by, let_pass
 
@@ -108,7 +108,8 @@ def _notes_of_warnings() -> Iterator[None]:
 
 
 def _line(message: object) -> str:
-    return " ".join(str(message).splitlines())
+    line = " ".join(str(message).splitlines())
+    return visible(line) if sys.stderr.isatty() else line
 
 
 def _fail(message: object, status: int) -> int:

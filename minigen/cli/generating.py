@@ -160,13 +160,20 @@ def _json_line(continuation: "Continuation", sample: int, facts: dict[str, Any])
 )
 @click.option("--draft", type=PATH, metavar="MODEL", help="A smaller model that proposes tokens.")
 @count_option("--num-draft-tokens", 4, "How many tokens the draft proposes at a time.")
-@count_option("--num-samples", 1, "Texts for each prompt, each from a stream of its own.")
+@count_option("--num-samples", 1, "Texts for each prompt, each from random numbers of its own.")
 @click.option("--seed", type=Seed(), default=0, show_default=True, help="A number, or random.")
 @click.option(
-    "--stop", multiple=True, metavar="TEXT", help="End before this text. May be repeated."
+    "--stop",
+    multiple=True,
+    metavar="TEXT",
+    help="End before this text, taken literally. May be repeated.",
 )
 @click.option(
-    "--prompts", "prompts_path", type=PATH, metavar="FILE", help="Continue each line of a file."
+    "--prompts",
+    "prompts_path",
+    type=PATH,
+    metavar="FILE",
+    help="Continue each line of a file; - is standard input.",
 )
 @click.option("--stream/--no-stream", default=True, help="Write text as soon as it is certain.")
 @json_option

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from minigen.cli.outlets import visible
 from minigen.errors import MinigenError
 from minigen.paths import expand
 
@@ -97,7 +98,7 @@ def note(message: str) -> None:
     """Say something on stderr, above a progress bar if one is there."""
     from tqdm import tqdm
 
-    tqdm.write(message, file=sys.stderr)
+    tqdm.write(visible(message) if sys.stderr.isatty() else message, file=sys.stderr)
 
 
 def shows_progress(progress: bool | None) -> bool:

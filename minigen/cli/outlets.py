@@ -1,6 +1,7 @@
 """stdout and stderr as the commands see them: no work and no verdict depends on who listens."""
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -11,15 +12,33 @@ class NobodyListens(Exception):  # noqa: N818 (it is no error)
     """Nothing more can be written to stdout, and the command is there for its output alone."""
 
 
+def visible(text: str) -> str:
+    """Escape what would command a terminal, or turn the direction of its text.
+
+    >>> visible("a\\x1b[2J\\u202e")
+    'a\\\\x1b[2J\\\\u202e'
+    """
+    return _COMMANDS.sub(lambda match: repr(match[0])[1:-1], text)
+
+
+# Control characters but tab and line feed, marks and overrides of direction, line separators.
+_COMMANDS = re.compile(
+    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]"
+)
+
+
 class Outlet:
     """A text stream that takes what is written when its pipe, disk or terminal has gone, too.
 
+    On a terminal, stdout shows escapes for what would command it (stderr has progress bars to draw,
+    so that whoever writes text there escapes it); into a pipe or a file all goes as it is.
     ``fault`` is the first error; what comes after it is dropped. Where ``raises`` is set, that
     error is raised as NobodyListens.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, escapes: bool = False) -> None:
         self._stream = stream
+        self._escapes = escapes and stream.isatty()
         self.raises = False
         self.fault: OSError | None = None
 
@@ -28,7 +47,8 @@ class Outlet:
 
     def write(self, text: str) -> int:
         """Write; return how much, as if it could always be done."""
-        self._attempt(lambda: self._stream.write(text))
+        shown = visible(text) if self._escapes else text
+        self._attempt(lambda: self._stream.write(shown))
         return len(text)
 
     def flush(self) -> None:
@@ -69,7 +89,7 @@ def outlets() -> Iterator[Outlet]:
         reconfigure: Any = getattr(stream, "reconfigure", None)
         if reconfigure:
             reconfigure(encoding="utf-8", errors="replace", newline="\n")
-        setattr(sys, name, Outlet(stream))
+        setattr(sys, name, Outlet(stream, escapes=name == "stdout"))
     out: Any = sys.stdout
     try:
         yield out

@@ -20,14 +20,13 @@ from minigen.cli.options import (
 @cli.command()
 @model_argument
 @click.argument("text", required=False, callback=argument_bytes)
-@click.option(
-    "--file", "path", type=PATH, metavar="PATH", help="Score a file's bytes instead of TEXT."
-)
+@click.option("--file", "path", type=PATH, metavar="PATH", help="Score a file instead of TEXT.")
 @json_option
 def score(model: str, text: bytes | None, path: str | None, as_json: bool) -> None:
     """Show how likely MODEL holds TEXT to be, token by token.
 
-    TEXT may be -, for standard input.
+    TEXT may be -, for standard input. A byte-order mark and the last line's end of what is read are
+    no part of the text.
 
     \b
     Example:
@@ -76,7 +75,10 @@ def evaluate(model: str, texts: tuple[str, ...], as_json: bool) -> None:
         print_json(asdict(result))
         return
     click.echo(f"loss           {result.loss:.6f} nats per token over {result.tokens:,} tokens")
-    click.echo(f"bits per byte  {result.bits_per_byte:.6f} over {result.bytes:,} bytes")
+    click.echo(
+        f"bits per byte  {result.bits_per_byte:.6f} over {result.bytes:,} bytes of documents, "
+        "without the line ends between them"
+    )
     click.echo(f"perplexity     {result.perplexity:.6g} per token")
     for name, loss in result.baselines.items():
         source = "" if name == "uniform" else ", had this text's counts been known"

@@ -179,6 +179,7 @@ class PolicyOptions(TypedDict, total=False):
     suppress_tokens: Sequence[int]
     min_new_tokens: int
     temperature: float
+    top_n_sigma: float | None
     top_k: int | None
     top_p: float | None
     min_p: float | None
@@ -269,6 +270,14 @@ class Policy:
         example=None,  # the config has a default of its own
         comment="Below 1 the likely becomes likelier; 0 is greedy.",
         gap_filter=filters.scale_temperature,
+    )
+    top_n_sigma: float | None = _option(
+        None,
+        Number(ulp(0.0), inf, "greater than 0", "leave it out to switch it off"),
+        help="Keep logits within N standard deviations of the best.",
+        example=1.5,
+        comment="Only tokens whose logit is within so many standard deviations of the best.",
+        gap_filter=filters.keep_top_n_sigma,
     )
     top_k: int | None = _option(
         None,

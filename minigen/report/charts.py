@@ -149,7 +149,7 @@ def streams(rows: Rows, steps: int, lanes: Sequence[str]) -> Spec:
                 alt.Tooltip("stream:N"),
                 alt.Tooltip("start:Q", title="after step"),
                 alt.Tooltip("step:Q", title="up to step"),
-                alt.Tooltip("words:Q", title="words drawn", format=","),
+                alt.Tooltip("words:Q", title="random numbers drawn", format=","),
             ],
         )
     )

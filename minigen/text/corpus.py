@@ -146,7 +146,8 @@ def load(
 
     A folder stands for the regular files in it and below, hidden ones apart, in the order of
     their relative paths as bytes. A document is a file, a paragraph (a run of lines that are not
-    blank) or a line. Line ends between documents belong to none; empty documents are dropped.
+    blank) or a line. Line ends (LF, CR LF, CR CR LF, CR) between documents belong to none; empty
+    documents are dropped, and so is a byte-order mark at the start of a file.
 
     About the last `validation_fraction` of the text is for validation: from the document boundary
     that is nearest, or, where there is one document alone, from the last character boundary

@@ -42,8 +42,23 @@ MARK = b"\xef\xbb\xbf"
 
 _END = END_OF_TEXT_CHARACTER
 _LINE_END = re.compile(rb"\r{0,2}\n|\r")
-# The look ahead and the + that give nothing back make it fast; they change no match.
-_BLANK_LINES = re.compile(r"\n(?=\s)(?:[ \t]*+\r?\n)++")
+# A line ends in LF, CR LF, CR CR LF or CR. The look ahead and what gives nothing back (?> +) make
+# it fast.
+_BLANK_LINES = re.compile(r"(?>\r{0,2}\n|\r)(?=[ \t\r\n])(?:[ \t]*+(?>\r{0,2}\n|\r))++")
+
+# What a file that is no text begins with.
+_SIGNATURES = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\x00": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"PK\x03\x04": "zip (or a document in it)",
+    b"7z\xbc\xaf\x27\x1c": "7-Zip",
+    b"%PDF-": "PDF",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+    b"version https://git-lfs.github.com/spec/": "a Git-LFS pointer, not the file itself",
+}
 
 
 @dataclass(frozen=True)
@@ -53,6 +68,7 @@ class Source:
     name: str
     size: int
     open: Callable[[], AbstractContextManager[IO[bytes]]]
+    is_file: bool = True  # and no text that a program has made
 
     def blocks(self) -> Iterator[bytes]:
         """Yield the bytes from the first on; raises MinigenError where they cannot be read."""
@@ -60,6 +76,18 @@ class Source:
             file.seek(0)
             while block := file.read(BLOCK):
                 yield block
+
+
+def looks_like(start: bytes) -> str | None:
+    """Say what a file is by its first bytes, where it seems to be something other than text."""
+    for signature, kind in _SIGNATURES.items():
+        if start.startswith(signature):
+            return kind
+    if b"\0" not in start[:4096]:
+        return None
+    halves = start[:4096:2], start[1:4096:2]  # of UTF-16, one half is nearly all zeros
+    is_wide = any(2 * half.count(0) > len(half) for half in halves) and not all(map(any, halves))
+    return "UTF-16" if is_wide else "binary data"
 
 
 def whole(data: bytes) -> bytes:
@@ -107,7 +135,7 @@ def _on_disk(path: Path) -> Source:
 def in_memory(text: str | bytes) -> Source:
     """Return a text as a file; a `str` is taken as UTF-8."""
     data = characters(text).encode("latin-1")
-    return Source("the text", len(data), lambda: BytesIO(data))
+    return Source("the text", len(data), lambda: BytesIO(data), is_file=False)
 
 
 def _visible(root: Path) -> Iterator[Path]:
@@ -212,9 +240,24 @@ def _reading(name: str) -> Iterator[None]:
         raise MinigenError(f"cannot read {name}: {cause}") from error
 
 
+def _without_mark(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """Take a byte-order mark off the start of a file, wherever its blocks are cut."""
+    start = b""
+    for block in blocks:
+        start += block
+        if len(start) >= len(MARK):
+            yield start.removeprefix(MARK)
+            break
+    else:
+        yield start
+    yield from blocks
+
+
 class Text:
     """Files as one string of characters, cut into documents as `documents` says.
 
+    A byte-order mark of UTF-8 at the start of a file is no part of the text. All other bytes are,
+    but a warning tells of a file that looks like something other than text.
     `size` is in bytes; `sha256` is that of the bytes of one file, or of the digests of several,
     one after the other. `report` takes progress. Raises MinigenError where the text is empty.
     """
@@ -242,13 +285,19 @@ class Text:
         expected, size = 0, 0
         for source in self._sources:
             expected += source.size
+        strange = []
         for source in self._sources:
             digest = hashlib.sha256()
-            for block in source.blocks():
+            for i, block in enumerate(source.blocks()):
+                if i == 0 and source.is_file and (kind := looks_like(block)):
+                    strange.append(f"{source.name} looks like {kind}")
                 digest.update(block)
                 size += len(block)
                 self.report("hashing", size, expected)
             self._digests.append(digest.digest())
+        if strange:
+            more = f", and {len(strange) - 1} more no text either" if len(strange) > 1 else ""
+            warnings.warn(f"{strange[0]}{more}; its bytes are taken as they are", stacklevel=3)
         if len(self._digests) == 1:
             return size, self._digests[0].hex()
         return size, hashlib.sha256(b"".join(self._digests)).hexdigest()
@@ -266,20 +315,27 @@ class Text:
     def _marked(self) -> Iterator[str]:
         """Yield the text in blocks, one `<|endoftext|>` between documents, two between blocks."""
         edge = {"file": _END, "paragraph": "\n\n", "line": "\n"}[self.documents]
-        done = 0
-        digests = []
+        done, digests = 0, []
         for source in self._sources:
             held, digest = edge, hashlib.sha256()
-            for block in source.blocks():
-                digest.update(block)
+
+            def read(source: Source = source, digest: Any = digest) -> Iterator[bytes]:
+                nonlocal done
+                for block in source.blocks():
+                    digest.update(block)
+                    yield block
+                    done += len(block)
+                    self.report("reading", done, self.size)
+
+            for block in _without_mark(read()):
                 text = held + block.decode("latin-1")
-                # What closes a document may go on in the next block (but is no megabyte long).
-                body = text if self.documents == "file" else text.rstrip(" \t\r\n")
-                body = body if len(text) - len(body) < 1 << 20 else text
+                body = text
+                if self.documents == "paragraph":  # what closes one may go on in the next block
+                    body = text.rstrip(" \t\r\n")
                 held = text[len(body) :]
+                if len(held) > BLOCK:  # however long it becomes, it means no more than this
+                    held = _BLANK_LINES.sub("\n\n", held)
                 yield self._mark(body)
-                done += len(block)
-                self.report("reading", done, self.size)
             digests.append(digest.digest())
             yield self._mark(held + edge)
         if digests != self._digests:
@@ -293,9 +349,8 @@ class Text:
         if self.documents == "file":
             return text.replace(_END + _END, _END)  # an empty file
         if self.documents == "paragraph":
-            text = _BLANK_LINES.sub(_END, text)
-            return text.replace("\r" + _END, _END) if "\r" in text else text
-        text = text.replace("\r\n", "\n") if "\r" in text else text
+            return _BLANK_LINES.sub(_END, text)
+        text = text.replace("\r", "\n") if "\r" in text else text
         data = np.frombuffer(text.encode("latin-1"), np.uint8)
         ends = data == ord("\n")
         # An empty line ends where another one has just ended (numpy is fast at dropping them).

@@ -27,7 +27,7 @@ try:
 except ImportError:  # on Windows
     fcntl = None  # type: ignore[assignment]
 
-_FORMAT = "minigen tokens 3"
+_FORMAT = "minigen tokens 4"
 _SEAL = hashlib.sha256().digest_size
 _READ = 1 << 20
 _STRAY = re.compile(r"[0-9a-f]{64}\.(?:tokens|merges)\.[0-9a-f]{16}\.tmp")

@@ -150,6 +150,8 @@ class ByteTokenizer:
         Raises OptionError for an id that is not an integer from 0 to vocab_size - 1.
         """
         array = np.atleast_1d(np.asarray(ids))
+        if array.ndim > 1:
+            raise OptionError(f"token ids must be one list (got shape {array.shape}); decode each")
         if array.size == 0:
             return b""
         if array.dtype.kind not in "iu":

@@ -90,7 +90,7 @@ class CorpusTable(_Table):
     documents: Literal["file", "paragraph", "line"] = key(
         "paragraph",
         "What one document is, since no context reaches across two; paragraphs have blank lines "
-        "between them.",
+        "between them. Line ends between documents are no text, nor is a file's byte-order mark.",
     )
     validation_fraction: Share = key(
         0.1,

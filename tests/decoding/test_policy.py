@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from minigen.decoding.filters import keep_top_p, keep_typical_p, mean_gap, share
-from minigen.decoding.policy import DeadEndError, Policy, draw
+from minigen.decoding.filters import keep_top_n_sigma, keep_top_p, keep_typical_p, mean_gap, share
+from minigen.decoding.policy import OPTIONS, DeadEndError, Policy, draw
 from minigen.errors import MinigenError, OptionError
 from minigen.exact.streams import Stream
 from minigen.model import head
@@ -94,6 +94,53 @@ def test_cutoffs_above_every_token_keep_the_best_ones():
 
 def test_typical_p_keeps_every_token_tied_with_the_last():
     assert kept(Policy(typical_p=0.15), [0.3, *[0.1] * 7]) == list(range(1, 8))
+
+
+def test_typical_p_and_its_ties_are_those_of_the_probabilities():
+    # −ln p is as far above the entropy as below: all three are ties, whatever the rounding.
+    for weights in ([1, 2, 1], [5, 10, 5], [3, 6, 3]):
+        for shift in (0.0, 0.1, 1 / 3, -7.3, 40.7):
+            got = Policy(typical_p=0.5).probabilities(np.log(weights) + shift)
+            assert np.count_nonzero(got) == 3
+
+
+def test_top_n_sigma_keeps_what_is_exactly_n_deviations_below_the_best():
+    # σ = 1, and the second logit is 2 below the first.
+    for shift in (0.0, 0.1, 1 / 3, -7.3):
+        assert kept(Policy(top_n_sigma=2), np.exp([0.0 + shift, -2.0 + shift])) == [0, 1]
+        assert kept(Policy(top_n_sigma=1.999), np.exp([0.0 + shift, -2.0 + shift])) == [0]
+    # Tokens that cannot come do not deviate, and one alone does not either.
+    assert kept(Policy(top_n_sigma=2), [0.6, 0.0, 0.6 * np.exp(-2)]) == [0, 2]
+    assert kept(Policy(top_n_sigma=1e300), [0.5, 0.0, 0.5]) == [0, 2]
+    assert kept(Policy(top_n_sigma=1e-300), [0.4, 0.2, 0.4]) == [0, 2]
+    assert kept(Policy(top_n_sigma=1), [0.0, 1.0]) == [1]
+
+
+@given(
+    arrays(np.float64, 9, elements=st.integers(-60, 60).map(lambda n: n / 4)),
+    st.integers(0, 4),
+    st.integers(1, 40),
+)
+def test_top_n_sigma_keeps_what_fractions_keep(logits, never, tenths):
+    logits[:never] = -np.inf
+    possible = [Fraction(float(z)) for z in logits[never:]]
+    mean = sum(possible) / len(possible)
+    variance = sum((z - mean) ** 2 for z in possible) / len(possible)
+    limit = Fraction(tenths, 10) ** 2 * variance
+    gap = keep_top_n_sigma(head.gaps(logits), tenths / 10)
+    for z, kept_gap in zip(possible, gap[never:], strict=True):
+        distance = (max(possible) - z) ** 2
+        if abs(distance - limit) > limit / 10**4:  # at the very edge the slack decides
+            assert (kept_gap < np.inf) == (distance <= limit)
+
+
+def test_top_n_sigma_is_the_same_at_any_temperature():
+    logits = Stream(5, "logits").uniforms(300) * 20.0
+    cold, warm = (
+        Policy(top_n_sigma=1.5, temperature=t).probabilities(logits) > 0 for t in (0.5, 8.0)
+    )
+    assert np.array_equal(cold, warm)
+    assert 1 < np.count_nonzero(warm) < 150
 
 
 def test_each_filter_works_on_what_the_ones_before_it_left():
@@ -265,6 +312,7 @@ POLICIES = st.fixed_dictionaries(
     {},
     optional={
         "temperature": st.floats(0.1, 5),
+        "top_n_sigma": st.floats(0.1, 4),
         "top_k": st.integers(0, 12),
         "top_p": st.floats(0, 1),
         "min_p": st.floats(0, 1),
@@ -291,6 +339,24 @@ def test_filters_only_ever_remove_and_leave_a_distribution(policy, logits):
 def test_shifting_all_logits_changes_no_bit(policy, logits, shift):
     shifted = policy.probabilities(logits + shift)
     assert np.array_equal(policy.probabilities(logits), shifted)
+
+
+@given(
+    st.lists(st.integers(1, 12), min_size=2, max_size=9),
+    st.sampled_from([n / 8 for n in range(1, 9)]),
+    st.floats(-50, 50),
+)
+def test_a_constant_added_to_logarithms_changes_no_filter_ties_included(counts, at, shift):
+    # Eighths of small counts: thresholds and ties are met exactly, but for the rounding.
+    logits = np.log(counts)
+    for name, option in OPTIONS.items():
+        if option.samples:
+            value = int(8 * at) if name == "top_k" else at
+            policy = Policy(**{name: value})
+            kept_before, kept_after = (
+                policy.probabilities(z) > 0 for z in (logits, logits + shift)
+            )
+            assert np.array_equal(kept_before, kept_after), name
 
 
 @given(POLICIES, st.permutations(range(9)), st.permutations(range(9)))
