@@ -162,19 +162,15 @@ class Row:
         ``full``: the text may not grow any longer.
         """
         self.token_ids.append(token)
-        may_stop = len(self.token_ids) >= self._min_new_tokens
-        text, stopped = self._writer.push(data, may_stop)
-        reason: FinishReason | None = None
-        if token == END_OF_TEXT:
-            reason = "end_of_text"
-        elif stopped:
-            reason = "stop"
-        elif full:
-            reason = "length"
-        if reason:
-            text += self._writer.close(stopped)
+        text, stopped = self._writer.push(data, len(self.token_ids) >= self._min_new_tokens)
+        if not (full or stopped or token == END_OF_TEXT):
+            self._pieces.append(text)
+            return text, None
+        text += self._writer.close(stopped)
         self._pieces.append(text)
-        return text, reason
+        if token == END_OF_TEXT:
+            return text, "end_of_text"
+        return text, "stop" if stopped else "length"
 
     def finish(
         self, reason: FinishReason, scorer: LanguageModel | None, **facts: Any
@@ -309,7 +305,7 @@ def generate(
     token_bytes = cache(tokenizer.token_bytes)
     scorer = model if log_probabilities else None
 
-    def rows_and_words() -> Iterator[tuple[list[Row], WordSource | None]]:
+    def batches() -> Iterator[Piece]:
         numbered, words = enumerate(prompts), iter(streams or ())
         while part := list(islice(numbered, height)):
             rows = [
@@ -321,13 +317,9 @@ def generate(
                 own = list(islice(words, len(rows)))
                 check_streams(rows, own, "a stream of its own")
                 source = WordSource(own)
-            yield rows, source
+            yield from _generate(model, rows, policy, source, max_new_tokens, token_bytes, scorer)
 
-    return (
-        piece
-        for rows, words in rows_and_words()
-        for piece in _generate(model, rows, policy, words, max_new_tokens, token_bytes, scorer)
-    )
+    return batches()
 
 
 @dataclass
@@ -377,16 +369,16 @@ def _generate(
         chosen = tokens.tolist()
         batch.history.append(chosen)
         full = batch.history.new_tokens == max_new_tokens
-        going_on = []
-        for i, (row, token) in enumerate(zip(batch.rows, chosen, strict=True)):
+        ended = []
+        for row, token in zip(batch.rows, chosen, strict=True):
             text, reason = row.push(token, token_bytes(token), full)
             if reason is None:
-                going_on.append(i)
                 yield Piece(row.index, token, text, None)
-                continue
-            yield Piece(row.index, token, text, row.finish(reason, scorer))
-        if len(going_on) < len(batch.rows):
-            batch.select(going_on)
+            else:
+                ended.append(row)
+                yield Piece(row.index, token, text, row.finish(reason, scorer))
+        if ended:
+            batch.select([i for i, row in enumerate(batch.rows) if row not in ended])
 
 
 class InOrder:
