@@ -11,6 +11,7 @@ import re
 import shutil
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import reduce
 from itertools import product
 from math import prod, sqrt
@@ -25,6 +26,7 @@ from minigen.training.folder import CONFIG, METRICS, RunFolder, require_empty
 SEED = "run.seed"
 MOST_RUNS = 10_000
 _LONGEST_NAME = 150  # of a folder: file systems hold 255 bytes
+_MADE, _PLANNED = ".sweep-made", ".sweep-planned"  # a sweep's runs, before they are in place
 _TAIL = 1 << 16  # bytes in which the last line of a log stands
 
 Axes = Mapping[str, Mapping[str, object]]
@@ -135,20 +137,35 @@ def _folder_name(name: str) -> str:
 
 
 def create(path: Path, runs: Mapping[str, Config]) -> None:
-    """Make a folder, new or empty, with a sub-folder and the config of each run: all or nothing."""
+    """Fill a folder, new or empty, with a sub-folder and the config of each run: all or nothing.
+
+    The folder itself stays what it is: a mount point, one behind a link, one with its own rights.
+    """
+    made, is_new = path / _MADE, not path.exists()
+    shutil.rmtree(made, ignore_errors=True)  # of a sweep that was killed before it was planned
     require_empty(path)
-    made = path.with_name(f".{path.name}-{os.getpid()}")
     try:
+        path.mkdir(parents=True, exist_ok=True)
         for name, config in runs.items():
             (made / name).mkdir(parents=True)
             (made / name / CONFIG).write_bytes(config.to_toml().encode())
-        if path.exists():
-            path.rmdir()
-        made.rename(path)
+        made.rename(path / _PLANNED)
+        _put_in_place(path)
     except OSError as error:
         raise MinigenError(f"cannot make folder {path}: {error.strerror}") from None
     finally:
         shutil.rmtree(made, ignore_errors=True)
+        if is_new:
+            with suppress(OSError):  # it is in use
+                path.rmdir()
+
+
+def _put_in_place(path: Path) -> None:
+    """Move the folders of planned runs to where they belong, or those that a kill left."""
+    planned = path / _PLANNED
+    for folder in sorted(planned.iterdir()):
+        folder.rename(path / folder.name)
+    planned.rmdir()
 
 
 def find(path: Path) -> dict[Path, Config]:
@@ -156,7 +173,9 @@ def find(path: Path) -> dict[Path, Config]:
 
     Raises MinigenError where there is none.
     """
-    configs = sorted(path.glob(f"*/{CONFIG}"))
+    if (path / _PLANNED).is_dir():
+        _put_in_place(path)
+    configs = sorted(path.glob(f"[!.]*/{CONFIG}"))
     if not configs:
         raise MinigenError(f"{path} holds no sweep to resume: sweep without --resume")
     return {config.parent: Config.load(config) for config in configs}

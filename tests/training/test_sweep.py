@@ -1,6 +1,7 @@
 """The sweep: what is asked for, runs as if started alone, going on, and the table."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from minigen import Config, cli
-from minigen.training.sweep import parse_axes, parse_seeds, plan, split_values, table
+from minigen import Config, MinigenError, cli
+from minigen.training.sweep import create, find, parse_axes, parse_seeds, plan, split_values, table
 from minigen.training.workers import Workers
 from tests.conftest import TINY, TINY_SETTINGS, Result
 from tests.training.test_workers import REPOSITORY, errors, files, mpiexec, needs_mpi
@@ -226,6 +227,48 @@ def test_one_bar_shows_the_steps_of_all_runs(minigen: Command, here):
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux, to choose cores")
+def test_a_folder_that_is_there_is_filled_and_stays_what_it_is(tmp_path, monkeypatch):
+    real, link = tmp_path / "real", tmp_path / "link"
+    real.mkdir(mode=0o750)
+    link.symlink_to(real)
+    before = real.stat()
+    create(link, plan(BASE, {}, range(2)))
+    assert (real.stat().st_ino, real.stat().st_mode) == (before.st_ino, before.st_mode)
+    assert {entry.name for entry in real.iterdir()} == {"seed=0", "seed=1"}
+    monkeypatch.chdir(tmp_path)
+    Path("here").mkdir()
+    monkeypatch.chdir("here")
+    create(Path("."), plan(BASE, {}, range(2)))
+    assert len(find(Path("."))) == 2
+
+
+@pytest.mark.parametrize("renames", range(4))
+def test_a_sweep_killed_while_it_is_made_is_all_there_or_not_at_all(tmp_path, monkeypatch, renames):
+    class Killed(BaseException):
+        pass
+
+    left, rename = [None] * renames, Path.rename
+
+    def counted(self, target):
+        if not left:
+            raise Killed
+        left.pop()
+        return rename(self, target)
+
+    runs, out = plan(BASE, {}, range(3)), tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", counted)
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)  # a kill cleans nothing up
+        with pytest.raises(Killed):
+            create(out, runs)
+    if renames == 0:
+        with pytest.raises(MinigenError, match="no sweep to resume"):
+            find(out)
+        create(out, runs)
+    assert {folder.name for folder in find(out)} == set(runs)
+    assert {entry.name for entry in out.iterdir()} == set(runs)
+
+
 @pytest.mark.parametrize(
     "interruption",
     [
