@@ -36,12 +36,18 @@ if TYPE_CHECKING:
 @config_argument
 @text_option
 @set_option
+@click.option(
+    "--share",
+    is_flag=True,
+    help="Add a block that states environment and fingerprints, to paste into an issue.",
+)
 @json_option
 @progress_option
 def prove(
     config: str | None,
     texts: tuple[str, ...],
     settings: tuple[str, ...],
+    share: bool,
     as_json: bool,
     progress: bool | None,
 ) -> int:
@@ -55,20 +61,29 @@ def prove(
       minigen prove fables --text book.txt
     """
     changes = overrides(settings, texts)
+    if share and "-" in texts:
+        raise click.UsageError("--share reads the text once more: give a file (got --text -)")
 
     from minigen.proof import EXPERIMENTS, proven
     from minigen.proof import prove as prove_all
     from minigen.training.config import Config
 
     claims = []
+    loaded = Config.load(config or "fables", changes)
     with reading_progress(progress) as reading:
-        experiments = prove_all(Config.load(config or "fables", changes), progress=reading)
+        experiments = prove_all(loaded, progress=reading)
         for number, claim in enumerate(experiments, start=1):
             note(f"{number} of {len(EXPERIMENTS)} done: {claim.name}")
             claims.append(claim)
     holds = proven(claims)
+    row: dict[str, str] = {}
+    if share:
+        from minigen.proof.sharing import facts
+
+        row = facts(loaded, claims)
     if as_json:
-        print_json({"claims": [asdict(claim) for claim in claims], "holds": holds})
+        shared = {"share": row} if share else {}
+        print_json({"claims": [asdict(claim) for claim in claims], "holds": holds, **shared})
         return 0 if holds else 1
     verdicts = {True: "holds", False: "FAILS", None: "untested"}
     for claim in claims:
@@ -79,6 +94,9 @@ def prove(
     if any(claim.holds is None for claim in claims):
         everything += " that could be tested here"
     click.echo(f"\n{everything} holds." if holds else "\nNot everything holds.")
+    if share:
+        lines = [f"{name:13s} {value}" for name, value in row.items()]
+        click.echo("\n".join(["", "```", *lines, "```"]))
     return 0 if holds else 1
 
 
