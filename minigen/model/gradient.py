@@ -20,7 +20,7 @@ PASSES = 6  # what the table's two passes over a row cost, in products of three 
 
 
 class Grids(NamedTuple):
-    """E (V, D) and W (D, K, V) as integers, each with the power of two that is its unit."""
+    """E (V, D) and W, here (K, D, V), as integers, each with the power of two that is its unit."""
 
     E: Floats
     E_unit: float
@@ -78,106 +78,103 @@ class Batch:
         self.losses = np.empty(len(targets))  # in nats
         self.engine = engines.chosen()
 
-    def gradient(self) -> tuple[Floats, int]:
-        """Return the sums (P,), dE, dW and db end to end, and Σ nll in ``head.LOSS_UNIT``."""
+    def add_up(self, sums: Floats) -> int:
+        """Fill ``sums`` (P,) with dE, dW and db, end to end; return Σ nll in ``head.LOSS_UNIT``."""
         N, K = self.contexts.shape
-        V, D = self.forward.E.shape
-        occurs = np.zeros((K, V), dtype=bool)
+        occurs = np.zeros((K, self.forward.E.shape[0]), dtype=bool)
         occurs[np.arange(K), self.contexts] = True
-        rows = int(np.count_nonzero(occurs))
+        R, D = int(np.count_nonzero(occurs)), self.forward.E.shape[1]
+        sums[...] = 0.0
         # A row fewer saves D products three times over, and costs each context two passes.
-        is_dear = D * (N * K - rows) < PASSES * N * K
-        sums = self.by_contexts() if is_dear else self.by_table(occurs)
-        return sums, total_loss(self.losses)
+        if D * (N * K - R) < PASSES * N * K:
+            self._by_contexts(sums)
+        elif N:
+            self._by_table(sums, occurs)
+        return total_loss(self.losses)
 
-    def _views(self, sums: Floats) -> tuple[Floats, Floats]:
-        """Cut sums (P,) into dE (V, D) and dW with db as its last row (D·K + 1, V)."""
-        V, D = self.forward.E.shape
-        return sums[: V * D].reshape(V, D), sums[V * D :].reshape(-1, V)
+    def _views(self, sums: Floats) -> tuple[Floats, Floats, Floats]:
+        """Cut sums (P,) into dE (V, D), dW (K, D, V) and db (V,)."""
+        K, D, V = self.forward.W.shape
+        dW = sums[V * D : -V].reshape(D, K, V).transpose(1, 0, 2)  # so it lies in memory
+        return sums[: V * D].reshape(V, D), dW, sums[-V:]
 
-    def _logit_gradients(self, z: Floats, block: slice) -> Floats:
+    def _to_gradients(self, z: Floats, block: slice) -> Floats:
         """Turn integer logits into d in place, and note the losses."""
         self.engine.gradients(
             z, self.unit, self.bias, self.targets[block], self.scale, self.losses[block]
         )
         return z
 
-    def by_contexts(self) -> Floats:
-        """DW = hᵀ·d, dh = d·Wᵀ, dE gathers dh: 3·N·K·D·V multiplications."""
-        N, K = self.contexts.shape
-        V, D = self.forward.E.shape
-        # Standing side by side in h are D·K numbers in W's order, and 1, whose weight is b.
-        W, W_backward = self.forward.W.reshape(-1, V), self.backward.W.reshape(-1, V)  # (D·K, V)
+    def _by_contexts(self, sums: Floats) -> None:
+        """Add up dW = hᵀ·d, dh = d·Wᵀ, and dE from dh: 3·N·K·D·V multiplications."""
+        K, D, V = self.forward.W.shape
+        W, W_backward = (grids.W.reshape(K * D, V) for grids in (self.forward, self.backward))
 
         def hidden(E: Floats, x: Integers) -> Floats:
-            h = scratch("hidden", len(x), D * K + 1)
-            h[:, :-1].reshape(-1, D, K)[...] = E[x].transpose(0, 2, 1)
-            h[:, -1] = 1.0
-            return h
+            out = scratch("hidden", len(x), K, D)
+            return E.take(x, axis=0, out=out, mode="clip").reshape(-1, K * D)
 
         def add_up(part: slice) -> Floats:
-            sums = np.zeros(V * (D + D * K + 1))
-            dE, dW = self._views(sums)
+            own = sums
+            if part.start:
+                own = scratch("sums", len(sums))
+                own[...] = 0.0
+            dE, dW, db = self._views(own)
             for block in blocks(part, V, 1 << 17):
                 x = self.contexts[block]
-                z = scratch("logits", len(x), V)
-                d = self._logit_gradients(
-                    exact_matmul(hidden(self.forward.E, x)[:, :-1], W, out=z), block
-                )
+                z = exact_matmul(hidden(self.forward.E, x), W, out=scratch("logits", len(x), V))
+                d = self._to_gradients(z, block)
                 h = hidden(self.backward.E, x)
-                dW += exact_matmul(h.T, d, out=scratch("products", D * K + 1, V))
-                dh = exact_matmul(d, W_backward.T, out=scratch("dh", len(x), D * K))
-                dh = dh.reshape(-1, D, K).transpose(0, 2, 1).reshape(-1, D)  # (n·K, D)
-                self.engine.scatter(dh, x.reshape(-1, 1), dE)
-            return sums
+                dW += exact_matmul(h.T, d, out=scratch("dW", K * D, V)).reshape(K, D, V)
+                dh = exact_matmul(d, W_backward.T, out=scratch("dh", len(x), K * D))
+                self.engine.scatter(dh.reshape(-1, D), x.reshape(-1, 1), dE)
+                db += exact_sum(d, axis=0)
+            return own
 
-        return _added(in_parallel(add_up, N, K * D * V))
+        _add(in_parallel(add_up, len(self.targets), K * D * V // 8))
 
-    def by_table(self, occurs: Floats) -> Floats:
-        """DT = Xᵀ·d, dW = Eᵀ·dT and dE = dT·Wᵀ, position by position: 3·R·D·V multiplications.
+    def _by_table(self, sums: Floats, occurs: Floats) -> None:
+        """Add up dT = Xᵀ·d, and position by position dW = Eᵀ·dT, dE = dT·Wᵀ: 3·R·D·V products.
 
         ``occurs`` (K, V) tells which tokens stand where; they are the R rows of the table.
         """
-        N, K = self.contexts.shape
-        V, D = self.forward.E.shape
+        K, D, V = self.forward.W.shape
         position, token = np.nonzero(occurs)  # (R,) each
         R = len(token)
         number = np.empty((K, V), dtype=np.int64)  # of a row of the table
         number[occurs] = np.arange(R)
         slots = number[np.arange(K), self.contexts]  # (N, K)
         bounds = np.searchsorted(position, np.arange(K + 1)).tolist()
-        cuts = [(k, slice(*pair)) for k, pair in enumerate(pairwise(bounds))]
+        cuts = [slice(*pair) for pair in pairwise(bounds)]  # the rows of each position
         table, terms = scratch("table", R, V), scratch("terms", R, D)
-        sums = np.zeros(V * (D + D * K + 1))
-        dE, dW = self._views(sums)
+        dE, dW, db = self._views(sums)
 
         def fill(part: slice) -> None:
-            for k, rows in cuts[part]:
-                exact_matmul(self.forward.E[token[rows]], self.forward.W[:, k], out=table[rows])
+            for W, rows in zip(self.forward.W[part], cuts[part], strict=True):
+                exact_matmul(self.forward.E[token[rows]], W, out=table[rows])
 
         def add_up(part: slice) -> Floats:
             dT = scratch("dT", R, V)
             dT[...] = 0.0
             for block in blocks(part, V, self.engine.BLOCK):
-                z = self.engine.gather(table, slots[block])
-                self.engine.scatter(self._logit_gradients(z, block), slots[block], dT)
+                d = self._to_gradients(self.engine.gather(table, slots[block]), block)
+                self.engine.scatter(d, slots[block], dT)
             return dT
 
         def work_back(part: slice) -> None:
-            for k, rows in cuts[part]:
-                E = self.backward.E[token[rows]]
-                exact_matmul(E.T, dT[rows], out=dW[:-1].reshape(D, K, V)[:, k])
-                exact_matmul(dT[rows], self.backward.W[:, k].T, out=terms[rows])
+            for k in range(part.start, part.stop):
+                E, W = self.backward.E[token[cuts[k]]], self.backward.W[k]
+                exact_matmul(E.T, dT[cuts[k]], out=dW[k])
+                exact_matmul(dT[cuts[k]], W.T, out=terms[cuts[k]])
 
-        in_parallel(fill, K, R * D * V // K // 16)
-        dT = _added(in_parallel(add_up, N, K * V))
-        in_parallel(work_back, K, 2 * R * D * V // K // 16)
+        in_parallel(fill, K, R * D * V // K // 8)
+        dT = _add(in_parallel(add_up, len(slots), K * V))
+        in_parallel(work_back, K, 2 * R * D * V // K // 8)
         self.engine.scatter(terms, token[:, None], dE)
-        dW[-1] = exact_sum(dT[cuts[0][1]], axis=0)  # each prediction has one token at position 0
-        return sums
+        db += exact_sum(dT[cuts[0]], axis=0)  # each prediction has one token at position 0
 
 
-def _added(parts: list[Floats]) -> Floats:
+def _add(parts: list[Floats]) -> Floats:
     """Add up what the threads found, in the array of the first."""
     for part in parts[1:]:
         parts[0] += part

@@ -25,6 +25,7 @@ from minigen.exact.arithmetic import (
 from minigen.exact.streams import Stream
 from minigen.model.gradient import Batch, Grids, Statistics
 from minigen.model.head import gradient_bits
+from minigen.model.parallel import scratch
 
 PARAMETERS = ("E", "W", "b")
 
@@ -93,28 +94,43 @@ class Model:
 
     def changed(self) -> None:
         """Forget what was derived from the parameters: their grids and the table."""
-        self._grids: dict[int, Grids] = {}
+        self._largest: list[float] | None = None  # magnitude in E, W and b
+        self._grids: Grids | None = None
         self._first_rows = np.full(self.vocab_size, -1)  # of each token, in the rows below
         self._rows = np.empty((0, self.vocab_size))  # of the table: K for each token met so far
         self._filled = 0
 
-    def grids(self, bits: int | None = None) -> Grids:
-        """E and W rounded once to integers of so many bits, by default those of the logits.
+    def units(self, bits: int) -> tuple[float, float]:
+        """Units of grids of so many bits, one for all of E and one for all of W."""
+        if self._largest is None:
+            self._largest = [largest_magnitude(x) for x in self.parameters.values()]
+        E, W, _ = [grid_unit(largest, bits) for largest in self._largest]
+        return E, W
 
-        Raises MinigenError where a parameter is not finite or too large for the grid.
-        """
-        bits = self.bits if bits is None else bits
-        if bits not in self._grids:
-            E, W, b = self.parameters.values()
-            grid_unit(largest_magnitude(b), bits)
-            self._grids[bits] = Grids(*round_to_grid(E, bits), *round_to_grid(W, bits))
-        return self._grids[bits]
+    def check(self) -> None:
+        """Raise MinigenError where a parameter is not finite or too large for any grid."""
+        self.units(self.bits)
+
+    def rounded(self, bits: int, out: Floats | None = None) -> Grids:
+        """E and W rounded once to integers of so many bits; ``out`` holds both, end to end."""
+        V, K, D = self.vocab_size, self.context_length, self.embedding_dim
+        E_unit, W_unit = self.units(bits)
+        out = np.empty(self.flat.size - V) if out is None else out
+        E, W = out[: V * D].reshape(V, D), out[V * D :].reshape(K, D, V)
+        round_to_grid(self.parameters["E"], bits, unit=E_unit, out=E)
+        round_to_grid(self.parameters["W"].transpose(1, 0, 2), bits, unit=W_unit, out=W)
+        return Grids(E, E_unit, W, W_unit)
+
+    def grids(self) -> Grids:
+        """E and W on the grid of the logits, kept until the parameters change."""
+        if self._grids is None:
+            self._grids = self.rounded(self.bits)
+        return self._grids
 
     def table(self, tokens: Integers) -> tuple[Floats, float]:
         """Rows of T for the given tokens (U,): integers (U, K, V) and their unit."""
         E, E_unit, W, W_unit = self.grids()
-        rows = exact_matmul(E[tokens], W.reshape(self.embedding_dim, -1))  # (U, K·V)
-        return rows.reshape(-1, self.context_length, self.vocab_size), E_unit * W_unit
+        return exact_matmul(E[tokens], W).transpose(1, 0, 2), E_unit * W_unit  # (U, K, V)
 
     def hidden(self, contexts: Integers) -> Floats:
         """Hidden representation: the grid's K embeddings side by side. (N, K) → (N, K·D)."""
@@ -146,10 +162,13 @@ class Model:
         self._rows[start : self._filled] = table.reshape(-1, V)
         self._first_rows[tokens] = np.arange(start, self._filled, K)
 
-    def statistics(self, contexts: Integers, targets: Integers, step_size: int) -> Statistics:
+    def statistics(
+        self, contexts: Integers, targets: Integers, step_size: int, out: Floats | None = None
+    ) -> Statistics:
         """Gradient sums and loss of predictions: contexts (N, K), targets (N,).
 
         ``step_size`` is the number of predictions of the whole step, of which these may be a part.
+        The sums are written to ``out`` (P,), if it is given.
         """
         contexts, targets = (np.ascontiguousarray(x, np.int64) for x in (contexts, targets))
         for tokens in (contexts, targets):
@@ -159,19 +178,20 @@ class Model:
                     f"(got {tokens.min()} … {tokens.max()})"
                 )
         bits, weight_bits = gradient_bits(step_size, self.context_length)
-        forward, backward = self.grids(), self.grids(weight_bits)
-        if not len(targets):
-            return Statistics(np.zeros_like(self.flat), 0, 0, step_size)
+        size = self.flat.size - self.vocab_size
+        forward = self.rounded(self.bits, scratch("forward", size))
+        backward = self.rounded(weight_bits, scratch("backward", size))
+        vector = np.empty_like(self.flat) if out is None else out
         batch = Batch(contexts, targets, forward, backward, self.parameters["b"], bits)
-        return Statistics(*batch.gradient(), len(targets), step_size)
+        return Statistics(vector, batch.add_up(vector), len(targets), step_size)
 
-    def gradient(self, statistics: Statistics) -> Floats:
+    def gradient(self, statistics: Statistics, out: Floats | None = None) -> Floats:
         """Gradient of the step's mean loss, flat like ``flat``; ``views`` names its parts."""
         bits, weight_bits = gradient_bits(statistics.step_size, self.context_length)
-        grids, unit = self.grids(weight_bits), ldexp(1.0, -bits) / statistics.step_size
-        gradient = statistics.vector.copy()
-        dE, dW, db = self.views(gradient).values()
-        dE *= grids.W_unit * unit
-        dW *= grids.E_unit * unit
-        db *= unit
+        unit = ldexp(1.0, -bits) / statistics.step_size
+        E_unit, W_unit = self.units(weight_bits)
+        gradient = np.empty_like(self.flat) if out is None else out
+        integers, views = self.views(statistics.vector), self.views(gradient)
+        for name, its_unit in {"E": W_unit * unit, "W": E_unit * unit, "b": unit}.items():
+            np.multiply(integers[name], its_unit, out=views[name])
         return gradient

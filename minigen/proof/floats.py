@@ -48,13 +48,15 @@ class FloatModel(Model):
         """Logits of contexts (N, K) → (N, V)."""
         return plain.logits(self.parameters, contexts)
 
-    def statistics(self, contexts: Integers, targets: Integers, step_size: int) -> Any:
+    def statistics(
+        self, contexts: Integers, targets: Integers, step_size: int, out: Floats | None = None
+    ) -> Any:
         """Gradient sums and loss of predictions: contexts (N, K), targets (N,)."""
         loss, gradient = plain.loss_and_gradient(self.parameters, contexts, targets)
         flat = np.concatenate([gradient[name].ravel() for name in self.parameters])
         return FloatStatistics(flat, loss, len(targets), step_size)
 
-    def gradient(self, statistics: Any) -> Floats:
+    def gradient(self, statistics: Any, out: Floats | None = None) -> Floats:
         """Gradient of the step's mean loss, flat like ``flat``."""
         gradient: Floats = statistics.gradient / statistics.step_size
         return gradient

@@ -16,11 +16,13 @@ from minigen.decoding.generator import Generator
 from minigen.decoding.policy import PolicyOptions
 from minigen.decoding.scoring import mean_loss
 from minigen.errors import MinigenError, OptionError, expect
+from minigen.exact.arithmetic import Floats, Integers
 from minigen.exact.streams import Stream
 from minigen.model import memory
 from minigen.model.gradient import Statistics
 from minigen.model.model import Model
 from minigen.model.optimizer import Optimizer
+from minigen.model.parallel import scratch
 from minigen.text import corpus
 from minigen.text.corpus import Corpus, Tokens
 from minigen.text.tokenizer import ByteTokenizer
@@ -240,9 +242,10 @@ class Run:
         self.read_corpus()
         try:
             statistics = self._draw_statistics()
-            rate = self.optimizer.update(self.model.flat, self.model.gradient(statistics))
+            gradient = self.model.gradient(statistics, scratch("gradient", self.model.flat.size))
+            rate = self.optimizer.update(self.model.flat, gradient)
             self.model.changed()
-            self.model.grids()  # checks the new parameters
+            self.model.check()
         except MinigenError as error:
             raise MinigenError(
                 f"training diverged at step {step}: {error}; most often optimizer.learning_rate "
@@ -277,16 +280,16 @@ class Run:
         share = self.workers.share(indices)
         count = min(self.config.training.micro_batches, max(1, len(share)))
 
+        def say(indices: Integers, out: Floats | None = None) -> Statistics:
+            pairs = training.contexts_and_targets(indices, self.model.context_length)
+            return self.model.statistics(*pairs, batch_size, out)
+
         def add_up_share() -> Statistics:
-            parts = np.array_split(share, count)
-            return reduce(add, (self._statistics(part, batch_size) for part in parts))
+            if count == 1:
+                return say(share, scratch("statistics", self.model.flat.size))
+            return reduce(add, map(say, np.array_split(share, count)))
 
         return self.workers.total(add_up_share, self.model.flat.size)
-
-    def _statistics(self, indices: Any, step_size: int) -> Statistics:
-        training = self.read_corpus().training
-        contexts, targets = training.contexts_and_targets(indices, self.model.context_length)
-        return self.model.statistics(contexts, targets, step_size)
 
     def read_corpus(self) -> Corpus:
         """Return the corpus, read at first need in a run that was loaded from a file.
@@ -367,7 +370,7 @@ class Run:
 
         Of several workers, the first one writes it.
         """
-        self.model.grids()  # weights that no step could take up again are not worth a file
+        self.model.check()  # weights that no step could take up again are not worth a file
         tensors = dict(self.model.parameters)
         for moment, flat in self.optimizer.moments.items():
             tensors |= {f"{moment}.{name}": view for name, view in self.model.views(flat).items()}

@@ -107,7 +107,7 @@ def test_both_ways_to_the_gradient_give_the_same_bits_in_both_engines(
 
 def test_the_cheaper_way_is_by_contexts_where_few_predictions_share_a_row(monkeypatch):
     taken = []
-    for name in ("by_contexts", "by_table"):
+    for name in ("_by_contexts", "_by_table"):
         way = getattr(gradient.Batch, name)
         monkeypatch.setattr(
             gradient.Batch, name, lambda *given, n=name, way=way: taken.append(n) or way(*given)
@@ -115,7 +115,7 @@ def test_the_cheaper_way_is_by_contexts_where_few_predictions_share_a_row(monkey
     for N, K, D, V in ((1, 1, 1, 257), (256, 4, 64, 4096), (4096, 8, 64, 257)):
         model, stream = Model(V, K, D), Stream(0, "x")
         model.statistics(stream.integers(N * K, V).reshape(N, K), stream.integers(N, V), N)
-    assert taken == ["by_contexts", "by_contexts", "by_table"]
+    assert taken == ["_by_contexts", "_by_contexts", "_by_table"]
 
 
 @pytest.mark.parametrize("engine", [kernels, numba], ids=["numpy", "numba"])
