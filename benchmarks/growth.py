@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 from benchmarks.harness import Table, rounds
-from benchmarks.training import draw_batches, minigen_step
+from benchmarks.training import draw_batches, minigen_step, tokens
 from minigen.decoding.generation import generate
 from minigen.decoding.policy import Policy
 from minigen.exact.streams import Stream
@@ -33,7 +33,7 @@ def run(text: bytes) -> list[Table]:
             if name != "V":
                 shape[name] = int(BASE[name] * factor)
             N, K, D, V = shape.values()
-            steps[factor] = minigen_step((V, K, D), draw_batches(text, N, K, V))
+            steps[factor] = minigen_step((V, K, D), draw_batches(tokens(text, V), N, K))
         times = rounds(steps, repetitions=7)
         sizes.add(name, *(times[factor] * 1e3 for factor in steps), times.ratio(4, 2))
 
@@ -46,7 +46,7 @@ def run(text: bytes) -> list[Table]:
     policy = Policy(repetition_penalty=1.1, suppress_tokens=(END_OF_TEXT,))
     streams = [Stream(0, "inference")]
     pieces = generate(model, tokenizer, [""], policy, streams, max_new_tokens=TOKENS)
-    step = minigen_step((257, 8, 32), draw_batches(text, 64, 8, 257))
+    step = minigen_step((257, 8, 32), draw_batches(tokens(text, 257), 64, 8))
     for part in range(1, 6):
         start = time.perf_counter()
         for _ in range(TOKENS // 5):

@@ -1,4 +1,4 @@
-"""The same model and optimizer in PyTorch and JAX, float32, each as its users would write it."""
+"""The same model and optimizer in PyTorch and JAX, each as its users would write it."""
 
 from collections.abc import Callable
 
@@ -26,9 +26,11 @@ class TorchModel(nn.Module):
         return self.linear(self.embedding(contexts).flatten(1))
 
 
-def torch_step(shape: tuple[int, ...], batches: list, *, compiled: bool) -> Step:
+def torch_step(
+    shape: tuple[int, ...], batches: list, *, compiled: bool, dtype: str = "float32"
+) -> Step:
     """Return a training step with the fused optimizer, eager or through ``torch.compile``."""
-    model = TorchModel(*shape)
+    model = TorchModel(*shape).to(getattr(torch, dtype))
     optimizer = torch.optim.AdamW(
         model.parameters(), LEARNING_RATE, BETAS, weight_decay=WEIGHT_DECAY, fused=True
     )
@@ -50,14 +52,15 @@ def torch_step(shape: tuple[int, ...], batches: list, *, compiled: bool) -> Step
     return step
 
 
-def jax_step(shape: tuple[int, ...], batches: list) -> Step:
+def jax_step(shape: tuple[int, ...], batches: list, *, dtype: str = "float32") -> Step:
     """Return a training step, jitted as a whole, its state donated."""
+    jax.config.update("jax_enable_x64", True)  # takes nothing from those in float32
     V, K, D = shape
     keys = jax.random.split(jax.random.PRNGKey(0))
     parameters = {
-        "E": jax.random.normal(keys[0], (V, D)),
-        "W": jax.random.uniform(keys[1], (K * D, V), minval=-1, maxval=1) / np.sqrt(K * D),
-        "b": jnp.zeros(V),
+        "E": jax.random.normal(keys[0], (V, D), dtype),
+        "W": jax.random.uniform(keys[1], (K * D, V), dtype, -1, 1) / float(np.sqrt(K * D)),
+        "b": jnp.zeros(V, dtype),
     }
     data = [(jnp.asarray(x, jnp.int32), jnp.asarray(y, jnp.int32)) for x, y in batches]
 
@@ -79,7 +82,7 @@ def jax_step(shape: tuple[int, ...], batches: list) -> Step:
 
     compiled = jax.jit(update, donate_argnums=(0, 1, 2, 3))
     zeros = jax.tree.map(jnp.zeros_like, parameters)
-    state = [parameters, zeros, jax.tree.map(jnp.copy, zeros), jnp.float32(0)]
+    state = [parameters, zeros, jax.tree.map(jnp.copy, zeros), jnp.zeros((), dtype)]
 
     def step() -> float:
         data.append(data.pop(0))

@@ -1,27 +1,34 @@
 """Training: a step against PyTorch's and JAX's on the same batches, and against its bare parts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib import resources
+from pathlib import Path
 
 import numpy as np
 
 from benchmarks import peers
 from benchmarks.harness import Table, rounds
+from minigen import Config
 from minigen.exact.arithmetic import exact_matmul
 from minigen.exact.streams import Stream
-from minigen.model.kernels import multiply, one_hot_contexts
+from minigen.model.gradient import is_cheaper_by_table
+from minigen.model.kernels import one_hot
 from minigen.model.model import Model
 from minigen.model.optimizer import Optimizer
+from minigen.model.parallel import in_parallel
 from minigen.text import corpus
+from minigen.text.corpus import Tokens
 
-SHAPES = [  # N, K, D, V
-    (64, 8, 32, 257),
-    (256, 8, 64, 257),
-    (1024, 8, 64, 257),
-    (4096, 8, 64, 257),
-    (16384, 8, 64, 257),
-    (1024, 16, 64, 512),
-    (4096, 8, 64, 1024),
-]
+SHAPES = {  # N, K, D, V, and the ratio to the fastest peer in float32 that is wanted
+    (1, 8, 32, 257): "",
+    (64, 8, 32, 257): "0.9",
+    (256, 8, 64, 257): "1",
+    (1024, 8, 64, 257): "1.5",
+    (4096, 8, 64, 257): "3",
+    (16384, 8, 64, 257): "6",
+    (1024, 16, 64, 512): "1",
+    (4096, 8, 64, 1024): "1.2",
+}
 OPTIMIZER = {
     "total_steps": 1,
     "name": "adamw",
@@ -34,31 +41,56 @@ OPTIMIZER = {
     "decay": "constant",
 }
 AGAINST_PEERS = """
-The peers compute in float32, on all cores. A ratio is the median over rounds in which all take
-turns, with its middle half in brackets; on a busy machine it moves by a third.
+The peers compute on all cores, PyTorch eager, through `torch.compile` and eager in float64 (64),
+JAX jitted in both. A ratio is the median over rounds in which all take turns, with its middle half
+in brackets; on a busy machine it moves by a third. The first rows are the shipped configs, on their
+own documents.
 
-What bounds a step: with few predictions (N = 64) some forty calls of numpy, a microsecond each or
-more; with a large vocabulary the three products, which BLAS computes in float64 at half the speed
-of float32, and memory, since the table outgrows the cache. What made it fast: inner loops that
-use wide instructions (no negative index possible, no sum of floats); table rows only for tokens
-that occur at a position; threads of our own with BLAS at one, a product per position. Tried on one
-thread, no gain: adding each row to dT at once while it is in cache, scattering by position or by
-sorted row, W kept transposed, compiled sums of floats, workspaces for arrays below 32 MB.
+What bounds a step: by contexts the three products, which BLAS computes in float64 at half the speed
+of float32; by table, the two passes over the rows of each context. With few predictions it is the
+passes over the parameters (rounding E and W to both grids, their sums, the scale, the update) and
+some eighty calls of numpy, a microsecond each.
 """
 AGAINST_LIMIT = """
-X·T and Xᵀ·d are scipy's sparse products; *products* the three BLAS products at every position,
-on all cores; *exp* is one `numpy.exp` over N × V; *traffic* reads and writes the optimizer's
-arrays once.
+By contexts, *products* are the three BLAS products over N × K·D × V; by table they are those of
+each position's rows, and *gather* and *scatter* are scipy's sparse X·T and Xᵀ·d. All on all cores.
+*exp* is one `numpy.exp` over N × V; *traffic* reads and writes the optimizer's arrays once.
 """
+PARTS = ["products", "gather", "scatter", "exp", "traffic"]
 Batches = list[tuple[np.ndarray, np.ndarray]]
 
 
-def draw_batches(text: bytes, N: int, K: int, V: int, count: int = 8) -> Batches:
+def draw_batches(tokens: Tokens, N: int, K: int, count: int = 8) -> Batches:
     """Contexts (N, K) and targets (N,) from a text, as training draws them."""
-    tokens = corpus.from_memory(text, vocab_size=V).training
     stream = Stream(0, "optimizer")
     draws = [stream.integers(N, len(tokens)) for _ in range(count)]
     return [tokens.contexts_and_targets(indices, K) for indices in draws]
+
+
+def tokens(text: bytes, V: int) -> Tokens:
+    """Return the training part of a text in V tokens."""
+    return corpus.from_memory(text, vocab_size=V).training
+
+
+def shipped() -> dict[str, Config]:
+    """Return the shipped configs by name."""
+    folder = resources.files("minigen") / "configs"  # in a wheel; else in a checkout
+    folder = folder if folder.is_dir() else Path(__file__).parents[1] / "configs"
+    names = sorted(Path(file.name).stem for file in folder.iterdir())
+    return {name: Config.load(name) for name in names}
+
+
+def cases(text: bytes) -> Iterator[tuple[str, tuple[int, ...], Batches, str]]:
+    """Yield name, (N, K, D, V), batches and target: every shipped config, then the shapes above."""
+    for name, config in shipped().items():
+        read = corpus.from_memory(
+            text, documents=config.corpus.documents, vocab_size=config.tokenizer.vocab_size
+        )
+        N, K = config.training.batch_size, config.model.context_length
+        shape = (N, K, config.model.embedding_dim, read.tokenizer.vocab_size)
+        yield name, shape, draw_batches(read.training, N, K), "0.9"
+    for (N, K, D, V), target in SHAPES.items():
+        yield "", (N, K, D, V), draw_batches(tokens(text, V), N, K), target
 
 
 def new_model(shape: tuple[int, ...]) -> tuple[Model, Optimizer]:
@@ -68,14 +100,17 @@ def new_model(shape: tuple[int, ...]) -> tuple[Model, Optimizer]:
 
 
 def minigen_step(shape: tuple[int, ...], batches: Batches) -> Callable[[], float]:
+    """Return what a run does in each step, except that the batches are drawn beforehand."""
     model, optimizer = new_model(shape)
     data = list(batches)
+    sums, gradient = np.empty((2, model.flat.size))
 
     def step() -> float:
         data.append(data.pop(0))
-        statistics = model.statistics(*data[0], len(data[0][1]))
-        optimizer.update(model.flat, model.gradient(statistics))
+        statistics = model.statistics(*data[0], len(data[0][1]), out=sums)
+        optimizer.update(model.flat, model.gradient(statistics, out=gradient))
         model.changed()
+        model.check()
         return statistics.mean_loss
 
     return step
@@ -83,63 +118,84 @@ def minigen_step(shape: tuple[int, ...], batches: Batches) -> Callable[[], float
 
 def bare_parts(shape: tuple[int, ...], batches: Batches) -> dict[str, Callable[[], object]]:
     """Return what a step cannot do without, each alone: the limit it is held against."""
-    (V, K, _), (contexts, targets) = shape, batches[0]
+    (V, K, D), (contexts, targets) = shape, batches[0]
+    N = len(targets)
     rows, slots = np.unique(contexts + V * np.arange(K), return_inverse=True)
     model, optimizer = new_model(shape)
     flat, moments = model.flat, list(optimizer.moments.values())
     gradient = np.zeros_like(flat)
-    E, W = model.parameters["E"], model.parameters["W"]
-    tokens = [rows[rows // V == k] % V for k in range(K)]
-    T, d = np.ones((len(rows), V)), np.ones((len(targets), V))
-    dT, dW = [np.ones((len(x), V)) for x in tokens], np.empty_like(W)
-    X = one_hot_contexts(slots.reshape(contexts.shape), len(rows))
-
-    def products(k: int) -> None:
-        exact_matmul(E[tokens[k]], W[:, k])
-        exact_matmul(E[tokens[k]].T, dT[k], out=dW[:, k])
-        exact_matmul(dT[k], W[:, k].T)
+    d = np.ones((N, V))
+    by_table = is_cheaper_by_table(N * K, len(rows), D)
+    W, E = np.ones((K, D, V)), np.ones((V, D))
 
     def traffic() -> None:
         for array in (flat, *moments):
             np.add(array, gradient, out=array)
 
-    return {
-        "X·T": lambda: X @ T,
-        "Xᵀ·d": lambda: X.T @ d,
-        "products": lambda: multiply(products, [(k,) for k in range(K)], 3 * T.size * E.shape[1]),
-        "exp": lambda: np.exp(d),
-        "traffic": traffic,
-    }
+    if by_table:
+        ids = [rows[rows // V == k] % V for k in range(K)]
+        T = np.ones((len(rows), V))
+        dT = [np.ones((len(x), V)) for x in ids]
+        X = one_hot(slots.reshape(contexts.shape), len(rows))
+
+        def products(part: slice) -> None:
+            for k in range(part.start, part.stop):
+                exact_matmul(E[ids[k]], W[k])
+                exact_matmul(E[ids[k]].T, dT[k])
+                exact_matmul(dT[k], W[k].T)
+
+        return {
+            "products": lambda: in_parallel(products, K, T.size * D // K),
+            "gather": lambda: X @ T,
+            "scatter": lambda: X.T @ d,
+            "exp": lambda: np.exp(d),
+            "traffic": traffic,
+        }
+    h, flat_W = np.ones((N, K * D)), W.reshape(K * D, V)
+    z, dW, dh = np.empty((N, V)), np.empty((K * D, V)), np.empty((N, K * D))
+
+    def dense() -> None:
+        exact_matmul(h, flat_W, out=z)
+        exact_matmul(h.T, d, out=dW)
+        exact_matmul(d, flat_W.T, out=dh)
+
+    return {"products": dense, "exp": lambda: np.exp(d), "traffic": traffic}
 
 
 def run(text: bytes) -> list[Table]:
     against_peers = Table(
         "A training step, ms",
-        [*"NKDV", "minigen", "PyTorch", "compiled", "JAX", "fastest peer ÷ minigen", "target"],
+        ["config", *"NKDV", "way", "minigen", "PyTorch", "compiled", "JAX", "PyTorch 64", "JAX 64",
+         "fastest in float32 ÷ minigen", "target", "in float64 ÷ minigen"],
         AGAINST_PEERS,
-    )
+    )  # fmt: skip
     against_limit = Table(
         "A training step and its bare parts, ms",
-        [*"NKDV", "step", "X·T", "Xᵀ·d", "products", "exp", "traffic", "step ÷ sum", "target"],
+        ["config", *"NKDV", "step", *PARTS, "step ÷ sum", "target"],
         AGAINST_LIMIT,
     )
-    for N, K, D, V in SHAPES:
-        shape, batches = (V, K, D), draw_batches(text, N, K, V)
+    for name, (N, K, D, V), batches, target in cases(text):
+        shape = (V, K, D)
         contestants = {
             "minigen": minigen_step(shape, batches),
             "torch": peers.torch_step(shape, batches, compiled=False),
             "compiled": peers.torch_step(shape, batches, compiled=True),
             "jax": peers.jax_step(shape, batches),
+            "torch 64": peers.torch_step(shape, batches, compiled=False, dtype="float64"),
+            "jax 64": peers.jax_step(shape, batches, dtype="float64"),
         }
         times = rounds(contestants)
         ratio = times.ratio(times.fastest("torch", "compiled", "jax"), "minigen")
-        target = "" if N < 256 else "2" if N >= 4096 and V == 257 else "1"
-        milliseconds = [times[name] * 1e3 for name in contestants]
-        against_peers.add(N, K, D, V, *milliseconds, ratio, target)
-
+        in_double = times.ratio(times.fastest("torch 64", "jax 64"), "minigen")
+        milliseconds = [times[contestant] * 1e3 for contestant in contestants]
         parts = bare_parts(shape, batches)
-        times = rounds({"step": minigen_step(shape, batches), **parts})
-        milliseconds = [times[name] * 1e3 for name in times.seconds]
-        total = sum(milliseconds[1:])
-        against_limit.add(N, K, D, V, *milliseconds, f"{milliseconds[0] / total:.2f}", "1.5")
+        way = "table" if "gather" in parts else "contexts"
+        against_peers.add(name, N, K, D, V, way, *milliseconds, ratio, target, in_double)
+
+        times = rounds({"step": contestants["minigen"], **parts})
+        cells = [times[part] * 1e3 if part in parts else "" for part in PARTS]
+        total = sum(times[part] for part in parts)
+        share = f"{times['step'] / total:.2f}"
+        wanted = "1.5" if N >= 256 else ""
+        against_limit.add(name, N, K, D, V, times["step"] * 1e3, *cells, share, wanted)
     return [against_peers, against_limit]

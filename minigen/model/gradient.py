@@ -14,9 +14,9 @@ from minigen.errors import OptionError
 from minigen.exact.arithmetic import Floats, Integers, exact_matmul, exact_sum
 from minigen.model import engines
 from minigen.model.head import LOSS_UNIT, total_loss
-from minigen.model.parallel import blocks, in_parallel, scratch
+from minigen.model.parallel import accumulate, blocks, in_parallel, scratch
 
-PASSES = 6  # what the table's two passes over a row cost, in products of three matrices
+PASSES = 12  # what the table's two passes over a row cost, in products of three matrices
 
 
 class Grids(NamedTuple):
@@ -56,6 +56,14 @@ class Statistics:
         return self.loss / self.count * LOSS_UNIT
 
 
+def is_cheaper_by_table(tokens: int, rows: int, embedding_dim: int) -> bool:
+    """Whether a table of so many rows is worth it for N·K tokens in contexts.
+
+    Each row fewer saves three times D products, and each token costs two passes over its row.
+    """
+    return embedding_dim * (tokens - rows) > PASSES * tokens
+
+
 class Batch:
     """Predictions, contexts (N, K) and targets (N,), and the weights that make them.
 
@@ -83,13 +91,11 @@ class Batch:
         N, K = self.contexts.shape
         occurs = np.zeros((K, self.forward.E.shape[0]), dtype=bool)
         occurs[np.arange(K), self.contexts] = True
-        R, D = int(np.count_nonzero(occurs)), self.forward.E.shape[1]
         sums[...] = 0.0
-        # A row fewer saves D products three times over, and costs each context two passes.
-        if D * (N * K - R) < PASSES * N * K:
-            self._by_contexts(sums)
-        elif N:
+        if is_cheaper_by_table(N * K, int(np.count_nonzero(occurs)), self.forward.E.shape[1]):
             self._by_table(sums, occurs)
+        else:
+            self._by_contexts(sums)
         return total_loss(self.losses)
 
     def _views(self, sums: Floats) -> tuple[Floats, Floats, Floats]:
@@ -114,12 +120,8 @@ class Batch:
             out = scratch("hidden", len(x), K, D)
             return E.take(x, axis=0, out=out, mode="clip").reshape(-1, K * D)
 
-        def add_up(part: slice) -> Floats:
-            own = sums
-            if part.start:
-                own = scratch("sums", len(sums))
-                own[...] = 0.0
-            dE, dW, db = self._views(own)
+        def add_up(part: slice, sums: Floats) -> None:
+            dE, dW, db = self._views(sums)
             for block in blocks(part, V, 1 << 17):
                 x = self.contexts[block]
                 z = exact_matmul(hidden(self.forward.E, x), W, out=scratch("logits", len(x), V))
@@ -129,9 +131,8 @@ class Batch:
                 dh = exact_matmul(d, W_backward.T, out=scratch("dh", len(x), K * D))
                 self.engine.scatter(dh.reshape(-1, D), x.reshape(-1, 1), dE)
                 db += exact_sum(d, axis=0)
-            return own
 
-        _add(in_parallel(add_up, len(self.targets), K * D * V // 8))
+        accumulate(add_up, sums, len(self.targets), K * D * V // 8)
 
     def _by_table(self, sums: Floats, occurs: Floats) -> None:
         """Add up dT = Xᵀ·d, and position by position dW = Eᵀ·dT, dE = dT·Wᵀ: 3·R·D·V products.
@@ -146,20 +147,18 @@ class Batch:
         slots = number[np.arange(K), self.contexts]  # (N, K)
         bounds = np.searchsorted(position, np.arange(K + 1)).tolist()
         cuts = [slice(*pair) for pair in pairwise(bounds)]  # the rows of each position
-        table, terms = scratch("table", R, V), scratch("terms", R, D)
+        table, dT, terms = scratch("table", R, V), scratch("dT", R, V), scratch("terms", R, D)
+        dT[...] = 0.0
         dE, dW, db = self._views(sums)
 
         def fill(part: slice) -> None:
             for W, rows in zip(self.forward.W[part], cuts[part], strict=True):
                 exact_matmul(self.forward.E[token[rows]], W, out=table[rows])
 
-        def add_up(part: slice) -> Floats:
-            dT = scratch("dT", R, V)
-            dT[...] = 0.0
+        def add_up(part: slice, dT: Floats) -> None:
             for block in blocks(part, V, self.engine.BLOCK):
                 d = self._to_gradients(self.engine.gather(table, slots[block]), block)
                 self.engine.scatter(d, slots[block], dT)
-            return dT
 
         def work_back(part: slice) -> None:
             for k in range(part.start, part.stop):
@@ -168,14 +167,7 @@ class Batch:
                 exact_matmul(dT[cuts[k]], W.T, out=terms[cuts[k]])
 
         in_parallel(fill, K, R * D * V // K // 8)
-        dT = _add(in_parallel(add_up, len(slots), K * V))
+        accumulate(add_up, dT, len(slots), K * V)
         in_parallel(work_back, K, 2 * R * D * V // K // 8)
         self.engine.scatter(terms, token[:, None], dE)
         db += exact_sum(dT[cuts[0]], axis=0)  # each prediction has one token at position 0
-
-
-def _add(parts: list[Floats]) -> Floats:
-    """Add up what the threads found, in the array of the first."""
-    for part in parts[1:]:
-        parts[0] += part
-    return parts[0]

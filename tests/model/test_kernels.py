@@ -118,9 +118,12 @@ def test_the_cheaper_way_is_by_contexts_where_few_predictions_share_a_row(monkey
     assert taken == ["_by_contexts", "_by_contexts", "_by_table"]
 
 
+@pytest.mark.parametrize("passes", [np.inf, -np.inf], ids=["by contexts", "by table"])
 @pytest.mark.parametrize("engine", [kernels, numba], ids=["numpy", "numba"])
-def test_the_number_of_threads_does_not_change_a_bit(engine, threads, monkeypatch):
+def test_the_number_of_threads_does_not_change_a_bit(engine, passes, threads, monkeypatch):
+    """Nor does it that a helper takes several parts, as where there are more parts than helpers."""
     monkeypatch.setattr(engines, "chosen", lambda: engine)
+    monkeypatch.setattr(gradient, "PASSES", passes)
     left = []
     for number in (1, 2, 5):
         threads(number)
