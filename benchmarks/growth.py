@@ -4,7 +4,8 @@ import time
 from pathlib import Path
 
 from benchmarks.harness import Table, rounds
-from benchmarks.training import draw_batches, minigen_step, tokens
+from benchmarks.shapes import draw_batches, tokens
+from benchmarks.training import minigen_step
 from minigen.decoding.generation import generate
 from minigen.decoding.policy import Policy
 from minigen.exact.streams import Stream
