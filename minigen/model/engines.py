@@ -4,11 +4,11 @@ Nothing in them depends on order, so the two agree bit for bit and the choice go
 """
 
 import warnings
-from collections.abc import Callable
 from functools import cache
-from typing import Any, Protocol
+from typing import Protocol
 
 from minigen.exact.arithmetic import Floats, Integers
+from minigen.model.rules import UpdateRule
 
 
 class Engine(Protocol):
@@ -39,7 +39,7 @@ class Engine(Protocol):
 
     def update(
         self,
-        rule: Callable[..., tuple[Any, ...]],
+        rule: UpdateRule,
         weights: Floats,
         gradient: Floats,
         moments: tuple[Floats, ...],

@@ -1,6 +1,5 @@
 """The hot loops of training in numpy and scipy: the readable reference of ``engines.Engine``."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,6 +8,7 @@ from scipy.sparse import csr_array
 from minigen.exact.arithmetic import Floats, Integers, exact_sum, integer_exp, integer_square
 from minigen.model.head import gaps, integer_gradient, log_partition, weight_bits
 from minigen.model.parallel import blocks, in_parallel
+from minigen.model.rules import UpdateRule
 
 BLOCK = 1 << 20
 
@@ -57,7 +57,7 @@ def sum_of_squares(x: Floats, per_unit: float, scale: float) -> float:
 
 
 def update(
-    rule: Callable[..., tuple[Any, ...]],
+    rule: UpdateRule,
     weights: Floats,
     gradient: Floats,
     moments: tuple[Floats, ...],
@@ -68,7 +68,7 @@ def update(
     @np.errstate(over="ignore", invalid="ignore")  # the next step's range check tells
     def apply(part: slice) -> None:
         for block in blocks(part):
-            new = rule(
+            new = rule.formula(
                 weights[block], gradient[block], *(moment[block] for moment in moments), *scalars
             )
             for old, value in zip((weights, *moments), new, strict=True):

@@ -2,7 +2,7 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, no-check-untyped-defs
 
 import hashlib
-from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numba
@@ -13,6 +13,7 @@ from minigen.exact.arithmetic import Floats, Integers, exact_sum, exp_span, exp_
 from minigen.model import head, numba_cache, rules
 from minigen.model.head import log_partition, weight_bits
 from minigen.model.parallel import in_parallel, scratch
+from minigen.model.rules import UpdateRule
 
 BLOCK = 1 << 16  # they stay in cache from one loop to the next
 
@@ -39,8 +40,6 @@ _exp_step = _formula(arithmetic.exp_step)
 _exp_remainder = _formula(arithmetic.exp_remainder)
 _integer_square = _formula(arithmetic.integer_square)
 _integer_gradient = _formula(head.integer_gradient)
-_adamw = _formula(rules.adamw)
-_sgd = _formula(rules.sgd)
 
 
 @_loop
@@ -109,16 +108,22 @@ def _gradients(z, unit, bias, targets, scale, powers, span, gap, S):
         row[targets[n]] -= scale
 
 
-@_loop
-def _update_adamw(p, g, m, v, clip, keep, beta1, beta2, rate, spread):
-    for i in range(len(p)):
-        p[i], m[i], v[i] = _adamw(p[i], g[i], m[i], v[i], clip, keep, beta1, beta2, rate, spread)
+@cache
+def _update_loop(rule: UpdateRule) -> Any:
+    """Compile the loop of an update rule.
 
-
-@_loop
-def _update_sgd(p, g, momentum, clip, keep, decay, rate):
-    for i in range(len(p)):
-        p[i], momentum[i] = _sgd(p[i], g[i], momentum[i], clip, keep, decay, rate)
+    For one moment m: ``for i in range(len(p)): p[i], m[i] = formula(p[i], g[i], m[i], …)``.
+    """
+    new, old = ["p", *rule.moments], ["p", "g", *rule.moments]
+    source = (
+        f"def {rule.formula.__name__}({', '.join(old)}, *scalars):\n"
+        f"    for i in range(len(p)):\n"
+        f"        {', '.join(f'{name}[i]' for name in new)} = "
+        f"formula({', '.join(f'{name}[i]' for name in old)}, *scalars)\n"
+    )
+    names = {"formula": _formula(rule.formula), "__name__": __name__}
+    exec(compile(source, __file__, "exec"), names)  # a file's name, for numba's cache
+    return _loop(names[rule.formula.__name__])
 
 
 def gather(table: Floats, slots: Integers) -> Floats:
@@ -150,13 +155,13 @@ def sum_of_squares(x: Floats, per_unit: float, scale: float) -> float:
 
 
 def update(
-    rule: Callable[..., tuple[Any, ...]],
+    rule: UpdateRule,
     weights: Floats,
     gradient: Floats,
     moments: tuple[Floats, ...],
     scalars: tuple[float, ...],
 ) -> None:
     """See ``Engine``."""
-    loop = {rules.adamw: _update_adamw, rules.sgd: _update_sgd}[rule]
+    loop = _update_loop(rule)
     arrays = (weights, gradient, *moments)
     in_parallel(lambda part: loop(*(array[part] for array in arrays), *scalars), len(weights))

@@ -1,12 +1,13 @@
-"""The optimizer: AdamW or SGD with momentum, one elementwise rule over all parameters at once."""
+"""The optimizer: one elementwise rule over all parameters at once, and its schedule."""
 
 from math import ldexp
+from typing import Any
 
 import numpy as np
 
 from minigen.exact.arithmetic import Floats, ceil_log2, cos, grid_unit, largest_magnitude
 from minigen.model import engines
-from minigen.model.rules import adamw, sgd
+from minigen.model.rules import OPTIMIZERS
 
 _PI = 3.141592653589793
 
@@ -22,7 +23,8 @@ def norm(x: Floats) -> float:
 class Optimizer:
     """The state of the update rule: moments, flat like the parameters, and the step count.
 
-    Arguments are the keys of the config's ``[optimizer]`` table and the steps of the schedule.
+    Arguments are the keys of the config's ``[optimizer]`` table and the steps of the schedule;
+    ``options`` are those that single rules ask for.
     """
 
     def __init__(
@@ -33,18 +35,18 @@ class Optimizer:
         name: str,
         learning_rate: float,
         betas: tuple[float, float],
-        momentum: float,
         weight_decay: float,
         gradient_clip: float,
         warmup_steps: int,
         decay: str,
+        **options: Any,
     ):
         self.name = name
         self.peak_learning_rate, self.total_steps = learning_rate, total_steps
-        self.betas, self.momentum = betas, momentum
+        self.betas, self.options = betas, options
         self.weight_decay, self.gradient_clip = weight_decay, gradient_clip
         self.warmup_steps, self.decay = warmup_steps, decay
-        self.moments = {key: np.zeros(size) for key in {"adamw": "mv", "sgd": "m"}[name]}
+        self.moments = {name: np.zeros(size) for name in OPTIMIZERS[name].moments}
         self.step = 0
         self._beta_powers = (1.0, 1.0)
 
@@ -84,13 +86,10 @@ class Optimizer:
         if self.gradient_clip > 0.0:
             length = norm(gradient)
             clip = self.gradient_clip / length if length > self.gradient_clip else 1.0
+        rule = OPTIMIZERS[self.name]
+        scalars = rule.scalars(
+            rate=rate, betas=self.betas, beta_powers=self._beta_powers, **self.options
+        )
         moments = tuple(self.moments.values())
-        if self.name == "adamw":
-            first, second = self._beta_powers
-            spread = 1.0 / float(np.sqrt(1.0 - second))
-            scalars: tuple[float, ...] = (clip, keep, *self.betas, rate / (1.0 - first), spread)
-            engines.chosen().update(adamw, parameters, gradient, moments, scalars)
-        else:
-            scalars = (clip, keep, self.momentum, rate)
-            engines.chosen().update(sgd, parameters, gradient, moments, scalars)
+        engines.chosen().update(rule, parameters, gradient, moments, (clip, keep, *scalars))
         return rate

@@ -1,8 +1,11 @@
 """An update rule turns gradients into new weights and moments, elementwise: AdamW, or SGD.
 
-Written once for arrays and scalars alike, so that numpy runs it on blocks and numba compiles it.
+Each is one entry of ``OPTIMIZERS``: the name that a config takes, the loops of both engines, and
+the moments in checkpoints follow from it.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,3 +39,35 @@ def sgd(
     momentum = decay * momentum + g * clip
     momentum = momentum * (np.abs(momentum) >= _SMALLEST_FIRST) + 0.0
     return p * keep - rate * momentum, momentum
+
+
+def _adamw_scalars(
+    rate: float, betas: tuple[float, float], beta_powers: tuple[float, float], **_: Any
+) -> tuple[float, ...]:
+    first, second = beta_powers
+    return (*betas, rate / (1.0 - first), 1.0 / float(np.sqrt(1.0 - second)))
+
+
+@dataclass(frozen=True)
+class UpdateRule:
+    """An optimizer.
+
+    ``formula`` takes a parameter p, its gradient g, the moments, clip (how much of the gradient
+    counts), keep (what weight decay leaves of p) and the scalars, and returns (p, *moments); it is
+    written once for arrays and numbers, so that numpy runs it on blocks and numba compiles it.
+    ``scalars`` gives those of a step: it asks by name for the learning ``rate``, ``beta_powers``
+    (βᵗ of both betas) and keys of the config's ``[optimizer]`` table.
+    """
+
+    formula: Callable[..., tuple[Any, ...]]
+    moments: tuple[str, ...]
+    scalars: Callable[..., tuple[float, ...]]
+    comment: str
+
+
+OPTIMIZERS = {
+    "adamw": UpdateRule(adamw, ("m", "v"), _adamw_scalars, "adapts to each weight"),
+    "sgd": UpdateRule(
+        sgd, ("m",), lambda momentum, rate, **_: (momentum, rate), "is plain, with momentum"
+    ),
+}

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from minigen.errors import MinigenError
+from minigen.model.rules import OPTIMIZERS
 from minigen.report.facts import Facts, twin_policy
 from minigen.training import checkpoint
 
@@ -16,7 +17,7 @@ MOST_TOKEN_BYTES = 2_000_000
 MOST_STATE_BYTES = 6_000_000
 """So much of checkpoints, with their moments, travels in the page to train on from."""
 
-_MOMENTS = {"adamw": ("m", "v"), "sgd": ("m",)}  # in the order in which the twin takes them
+_TWINS_OPTIMIZERS = ("adamw", "sgd")
 _PLAIN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 _DEFAULT_SAMPLES = 6  # of a run that took none, for the mistake to have something to show
 
@@ -31,6 +32,8 @@ def training_data(facts: Facts) -> dict[str, Any]:
         }
     if facts.corpus is None:
         return {"missing": f"{facts.missing['corpus']} So there is nothing to train on here."}
+    if config.optimizer.name not in _TWINS_OPTIMIZERS:
+        return {"missing": f"The page cannot train with {config.optimizer.name}."}
     tokens = facts.corpus.training
     width = 2 if facts.tokenizer.vocab_size <= 1 << 16 else 4
     if len(tokens.array) * width > MOST_TOKEN_BYTES:
@@ -71,9 +74,10 @@ def _checkpoints(facts: Facts) -> list[dict[str, Any]]:
     """Weights and moments of the folder's steps before the last one, newest first, if they fit."""
     kept: list[dict[str, Any]] = []
     room = MOST_STATE_BYTES
+    moments = OPTIMIZERS[facts.config.optimizer.name].moments
     names = [
         f"{prefix}{name}"
-        for prefix in ("", *(f"{moment}." for moment in _MOMENTS[facts.config.optimizer.name]))
+        for prefix in ("", *(f"{moment}." for moment in moments))
         for name in checkpoint.PARAMETERS
     ]
     for path in (

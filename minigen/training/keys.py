@@ -23,6 +23,7 @@ from pydantic.fields import FieldInfo
 from minigen.decoding.policy import DEFAULTS, OPTIONS, Policy
 from minigen.errors import MinigenError, OptionError
 from minigen.model.head import gradient_bits
+from minigen.model.rules import OPTIMIZERS
 
 # Exact products keep 16 bits or more of each operand while no sum has more terms than this.
 MOST_TERMS = 2**21
@@ -58,6 +59,10 @@ Source = Annotated[
     Literal["fables", "external"] | Paths,
     Rule('"fables" or a list of Unicode paths, as ["book.txt"]'),
 ]
+if TYPE_CHECKING:
+    OptimizerName = str
+else:
+    OptimizerName = Literal[tuple(OPTIMIZERS)]
 
 
 def key(default: Any, comment: str, *, decides_weights: bool = True) -> Any:
@@ -143,7 +148,12 @@ class TrainingTable(_Table):
 class OptimizerTable(_Table):
     """`[optimizer]`: how a gradient becomes an update."""
 
-    name: Literal["adamw", "sgd"] = key("adamw", 'The update rule; "sgd" has momentum.')
+    name: OptimizerName = key(
+        "adamw",
+        "The update rule: "
+        + ", ".join(f'"{name}" {rule.comment}' for name, rule in OPTIMIZERS.items())
+        + ".",
+    )
     learning_rate: Positive = key(0.007, "The peak, reached after the warm-up.")
     betas: Pair = key(
         [0.9, 0.99], "AdamW's decay rates for the averages of the gradient and of its square."

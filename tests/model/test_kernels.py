@@ -13,6 +13,7 @@ from minigen.exact.streams import Stream
 from minigen.model import engines, gradient, kernels, parallel
 from minigen.model.model import Model
 from minigen.model.optimizer import Optimizer
+from minigen.model.rules import OPTIMIZERS
 
 numba = pytest.importorskip(
     "minigen.model.kernels_numba", reason="needs numba: pip install 'minigen[fast]'"
@@ -67,7 +68,7 @@ def threads(monkeypatch):
     return set_to
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_compiled_engine_leaves_the_same_bits_as_numpy(shape, optimizer, monkeypatch):
     left = {}
