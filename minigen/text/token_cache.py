@@ -126,7 +126,7 @@ def keep(path: Path, dtype: np.dtype[Any], blocks: Iterable[NDArray[Any]]) -> To
         return TokenFile(path, dtype)
     with writing(path) as write:
         for block in blocks:
-            write(block.tobytes())
+            write(block.astype(dtype, copy=False).tobytes())
     return TokenFile(path, dtype)
 
 
