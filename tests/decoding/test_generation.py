@@ -129,6 +129,57 @@ def test_a_generation_in_parts_goes_on_where_the_stream_stands():
     assert first.token_ids + second.token_ids == whole.token_ids
 
 
+def test_prompts_are_read_as_they_are_needed_and_give_the_texts_that_they_give_alone():
+    model, policy, read = small_model(), POLICIES["everything"], []
+
+    def prompts():
+        for i in range(100_000):
+            read.append(i)
+            yield f"prompt {i}"
+
+    streams = (Stream(0, f"inference/{i}") for i in range(100_000))
+    pieces = generate(model, TOKENIZER, prompts(), policy, streams, max_new_tokens=2)
+    texts = {}
+    while len(texts) < 600:
+        piece = next(pieces)
+        if piece.continuation:
+            texts[piece.row] = piece.continuation
+    assert len(read) < 1000  # of 100,000: a batch or two ahead
+    assert sorted(texts) == [*range(600)]
+    for i in (0, 255, 256, 599):
+        own = [Stream(0, f"inference/{i}")]
+        assert run(model, [f"prompt {i}"], policy, own, max_new_tokens=2) == [texts[i]]
+
+
+def test_too_few_streams_are_noticed_where_both_are_read_one_by_one():
+    policy, prompts = POLICIES["plain"], (f"{i}" for i in range(3))
+    pieces = generate(small_model(), TOKENIZER, prompts, policy, iter(inference(2)))
+    with pytest.raises(OptionError, match=r"each of 3 prompts .* \(got 2\)"):
+        next(pieces)
+
+
+def test_one_text_is_refused_where_several_are_expected():
+    for text in ("Once", b"Once"):
+        with pytest.raises(OptionError, match=r"prompts must be a list of texts \(got b?'Once'\)"):
+            generate(small_model(), TOKENIZER, text, GREEDY)
+
+
+def test_a_part_of_a_character_in_the_prompt_becomes_whole_in_the_continuation():
+    model = Reciter(b"..\x9d!", END_OF_TEXT)
+    assert run(model, [b"\xe2\x80"])[0].text == "\u201d!"
+    assert run(Reciter(b".a", END_OF_TEXT), [b"\xc3"])[0].text == "\ufffda"
+    assert run(Reciter("é".encode() + b"a", END_OF_TEXT), ["é"])[0].text == "a"
+
+
+def test_a_stop_string_counts_from_the_minimum_on_and_what_was_held_back_comes_out():
+    policy = Policy(temperature=0, min_new_tokens=4)
+    options = {"stop": ["ab", "cabd"], "max_new_tokens": 9}
+    text = run(Reciter(b"abcabd"), [""], policy, **options)[0]
+    assert (text.text, text.finish_reason) == ("abc", "stop")
+    pieces = [*generate(Reciter(b"abcabd"), TOKENIZER, [""], policy, **options)]
+    assert [piece.text for piece in pieces] == ["", "ab", "", "", "c"]
+
+
 def test_greedy_draws_no_word_and_needs_no_stream():
     stream = Stream(0, "inference")
     assert run(small_model(), ["a"], GREEDY, [stream]) == run(small_model(), ["a"], GREEDY)

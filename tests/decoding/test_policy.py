@@ -239,6 +239,10 @@ def test_logits_without_a_distribution_are_an_error_that_says_so(policy, bad, ca
         ({"repetition_penalty": 0}, "repetition_penalty must be a number, greater than 0 (got 0)"),
         ({"frequency_penalty": -float("inf")}, "frequency_penalty must be a number, finite"),
         ({"presence_penalty": 10**400}, "presence_penalty must be a number, finite"),
+        ({"suppress_tokens": 5}, "suppress_tokens must be a list of token ids (got 5)"),
+        ({"suppress_tokens": "ab"}, "suppress_tokens must be a list of token ids (got 'ab')"),
+        ({"logit_bias": [(4, 1.0)]}, "logit_bias must be a table of token ids and numbers (got"),
+        ({"top_n_sigma": 0}, "top_n_sigma must be a number, greater than 0 (got 0)"),
         ({"suppress_tokens": [-3]}, "a suppressed token's id must be a whole number"),
         ({"logit_bias": {4: float("nan")}}, "a logit bias must be a number, finite (got nan)"),
         ({"min_new_tokens": -2}, "min_new_tokens must be a whole number, at least 0 (got -2)"),
@@ -252,6 +256,12 @@ def test_an_option_out_of_range_is_refused_with_rule_value_and_cure(options, mes
     assert text.startswith(message)
     assert "; " in text
     assert "\n" not in text
+
+
+@pytest.mark.parametrize("word", [-1, 2**64])
+def test_what_is_no_word_is_refused(word):
+    with pytest.raises(OptionError, match=f"from 0 to below 2\\^64 \\(got {word}\\)"):
+        Policy().choose([0.0, 1.0], word=word)
 
 
 @pytest.mark.parametrize("options", [{"suppress_tokens": [5]}, {"logit_bias": {5: 1.0}}])
