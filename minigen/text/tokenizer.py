@@ -232,19 +232,19 @@ class TextStream:
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._is_between = True  # characters: ASCII needs no decoder there
+        self.is_between = True  # characters, where ASCII needs no decoder
 
     def push(self, token_bytes: bytes) -> str:
         """Take the bytes of the next token; return the characters that they complete."""
-        if self._is_between and token_bytes.isascii():
+        if self.is_between and token_bytes.isascii():
             return token_bytes.decode("ascii")
         text = self._decoder.decode(token_bytes)
-        self._is_between = not self._decoder.getstate()[0]
+        self.is_between = not self._decoder.getstate()[0]
         return text
 
     def close(self) -> str:
         """Return what was held back, as U+FFFD, and start afresh."""
-        self._is_between = True
+        self.is_between = True
         return self._decoder.decode(b"", final=True)
 
 
