@@ -7,9 +7,6 @@ import hashlib
 import json
 import mmap
 import os
-import re
-import secrets
-import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,19 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minigen.errors import MinigenError
+from minigen.files import replacing
 from minigen.paths import expand, home_is_known
-
-try:
-    import fcntl
-except ImportError:  # on Windows
-    fcntl = None  # type: ignore[assignment]
 
 _FORMAT = "minigen tokens 4"
 _SEAL = hashlib.sha256().digest_size
 _READ = 1 << 20
-_STRAY = re.compile(r"[0-9a-f]{64}\.(?:tokens|merges)\.[0-9a-f]{16}\.tmp")
-_STALE = 3600
-"""Seconds in which a builder that is alive writes something, where it cannot hold a lock."""
 
 
 def default_folder() -> Path:
@@ -138,58 +128,17 @@ def writing(path: Path) -> Iterator[Callable[[bytes], None]]:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _clean(path.parent)
-        with _new(path) as file:
-            temporary = Path(file.name)
+        with replacing(path) as file:
             digest = hashlib.sha256(path.name.encode())
 
             def write(data: bytes) -> None:
                 digest.update(data)
                 file.write(data)
 
-            try:
-                yield write
-                file.write(digest.digest())
-                file.flush()
-                os.fsync(file.fileno())
-                os.replace(temporary, path)
-            finally:
-                temporary.unlink(missing_ok=True)
+            yield write
+            file.write(digest.digest())
     except OSError as error:
         raise MinigenError(
             f"cannot keep tokens in {path.parent}: {error.strerror or error}; "
             "set MINIGEN_CACHE to a folder with room"
         ) from error
-
-
-def _new(path: Path) -> IO[bytes]:
-    """Open a temporary file that is locked as long as its builder lives."""
-    while True:
-        temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
-        file = temporary.open("xb")  # never through a link; the umask decides who may read
-        if _lock(file) is not False and temporary.exists():
-            return file
-        file.close()  # another process took it for a stray before it was locked
-
-
-def _lock(file: IO[bytes]) -> bool | None:
-    """Lock a file until it is closed: whether it could be done; None where there are no locks."""
-    if fcntl is None:
-        return None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return False if isinstance(error, BlockingIOError) else None
-    return True
-
-
-def _clean(folder: Path) -> None:
-    """Remove what builders left that were killed, and nothing of anybody else."""
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if _STRAY.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
-                # Another one may be faster, or it is another user's.
-                with suppress(OSError), open(entry.path, "rb") as file:
-                    locked, age = _lock(file), time.time() - entry.stat().st_mtime
-                    if locked or (locked is None and age > _STALE):
-                        os.unlink(entry.path)

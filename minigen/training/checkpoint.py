@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from minigen.errors import MinigenError, expect
 from minigen.exact.streams import MOST_WORDS
+from minigen.files import replacing
 from minigen.model.model import PARAMETERS as PARAMETERS
 from minigen.model.model import Model
 from minigen.model.model import fingerprint as fingerprint
@@ -192,25 +193,20 @@ def by_step(folder: Path) -> dict[int, Path]:
 def write_atomically(path: str | Path, *parts: bytes | memoryview) -> None:
     """Write the parts, end to end, as the file `path`: all of them, or it stays as it was.
 
-    They go to a hidden file beside it, which takes its place once it is on the disk. Raises
+    Of a link, the file it leads to is meant; a pipe or a device is written to, as it comes. Raises
     MinigenError where that fails.
     """
     path = Path(path)
     if path.is_dir():
         raise MinigenError(f"cannot save {path}: it is a folder; name a file in it")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb") as file:
+        target = path.resolve() if path.is_symlink() else path
+        is_special = target.exists() and not target.is_file()
+        with open(target, "wb") if is_special else replacing(target) as file:
             for part in parts:
                 file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
     except OSError as error:
         raise MinigenError(f"cannot save {path}: {error.strerror}; nothing was changed") from None
-    finally:
-        with suppress(OSError):  # after os.replace there is nothing left to remove
-            temporary.unlink()
 
 
 def _header(tensors: Tensors, text: str) -> bytes:

@@ -30,7 +30,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     lines = path.read_bytes().split(b"\n")[:-1]
     try:
         return [json.loads(line) for line in lines]
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise MinigenError(f"{path} is damaged: {error}; resuming the run mends it") from None
 
 

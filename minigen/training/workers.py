@@ -4,12 +4,14 @@ Every worker calls the same methods in the same order. One process alone is the 
 """
 
 import os
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
-from multiprocessing import active_children, get_context
+from multiprocessing import active_children, get_context, parent_process
+from multiprocessing.connection import wait
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -240,7 +242,16 @@ def _start_helper(threads: int) -> None:
     """Prepare a process of the pool; apart from the terminal, whose Ctrl-C is passed on once."""
     if hasattr(os, "setpgrp"):
         os.setpgrp()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     use_threads(threads)
+
+
+def _end_with_parent() -> None:
+    """End this process where the one that started it was killed, and could not say so."""
+    parent = parent_process()
+    if parent:
+        wait([parent.sentinel])
+        os._exit(1)
 
 
 def _cores() -> set[int]:

@@ -623,7 +623,7 @@ def test_a_killed_build_leaves_nothing_that_is_used_and_is_cleaned_up_later(path
     run = subprocess.run([sys.executable, "-c", script, str(path), str(cache)])
     assert run.returncode == -signal.SIGKILL
     (left,) = cache.iterdir()
-    assert left.suffix == ".tmp"
+    assert left.suffix == ".unfinished"
     corpus.load([path], documents="line", cache=cache)
     assert [file.suffix for file in cache.iterdir()] == [".tokens"]
 
@@ -641,7 +641,7 @@ def test_what_another_process_is_building_is_left_alone(path, tmp_path):
 def test_what_is_not_of_the_cache_is_left_alone(path, tmp_path):
     cache = tmp_path / "cache"
     (cache / "folder.tmp").mkdir(parents=True)
-    (cache / f"{'0' * 64}.tokens.{'0' * 16}.tmp").mkdir()
+    (cache / f".x.tokens.{'0' * 16}.unfinished").mkdir()
     (cache / "thesis.tmp").touch()
     for entry in cache.iterdir():
         os.utime(entry, (0, 0))

@@ -10,12 +10,14 @@ import re
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors.numpy
 from safetensors import safe_open
 
+from minigen import files
 from minigen.errors import MinigenError
 from minigen.training.checkpoint import (
     Checkpoint,
@@ -476,6 +478,31 @@ def test_a_process_killed_while_it_saves_leaves_the_older_checkpoint_in_force(tm
     assert subprocess.run([sys.executable, "-c", kill]).returncode == -9
     assert len(os.listdir(tmp_path)) == 2  # the stray is there, and is not taken for a checkpoint
     assert load(locate(tmp_path)).step == 3
+    save(tmp_path / "step-000003.safetensors", make())
+    assert os.listdir(tmp_path) == ["step-000003.safetensors"]  # the next save removes it
+
+
+def test_a_link_stays_one_and_a_pipe_is_written_to(tmp_path):
+    (tmp_path / "real").write_bytes(b"old")
+    (tmp_path / "link").symlink_to("real")
+    write_atomically(tmp_path / "link", b"new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_bytes() == b"new"
+    write_atomically("/dev/null", b"new")
+    assert not Path("/dev/null").is_file()
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_atomically(tmp_path / "pipe", b"new")
+    assert os.read(reader, 9) == b"new"
+    os.close(reader)
+
+
+def test_no_temporary_file_can_be_foreseen_or_is_taken_from_another(tmp_path, monkeypatch):
+    monkeypatch.setattr(files.secrets, "token_hex", lambda n: "0" * 16)
+    (tmp_path / f".x.{'0' * 16}.unfinished").symlink_to(tmp_path / "prey")
+    with pytest.raises(MinigenError, match="File exists"):
+        write_atomically(tmp_path / "x", b"data")
+    assert not (tmp_path / "prey").exists()
 
 
 def test_the_file_is_as_readable_as_any_other_file(path):

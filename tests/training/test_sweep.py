@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -240,6 +241,21 @@ def test_a_folder_that_is_there_is_filled_and_stays_what_it_is(tmp_path, monkeyp
     monkeypatch.chdir("here")
     create(Path("."), plan(BASE, {}, range(2)))
     assert len(find(Path("."))) == 2
+
+
+def test_the_helpers_of_a_sweep_that_is_killed_end_with_it(tmp_path):
+    (tmp_path / "killed.py").write_text(
+        "import os, signal, time\n"
+        "from minigen.training.workers import Workers\n"
+        "if __name__ == '__main__':\n"
+        "    with Workers().pool(1) as executor:\n"
+        "        executor.submit(os.getpid).result()\n"
+        "        executor.submit(time.sleep, 600)\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    process = subprocess.Popen([sys.executable, tmp_path / "killed.py"], stdout=subprocess.PIPE)
+    process.communicate(timeout=60)  # to the end of all that could still write
+    assert process.returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("renames", range(4))
