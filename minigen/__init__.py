@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from minigen.errors import OptionError as OptionError
     from minigen.exact.streams import Stream as Stream
     from minigen.model import head as head
-    from minigen.proof import prove as prove
+    from minigen.proof.proving import prove as prove
     from minigen.proof.verification import verify as verify
     from minigen.report import write_report as write_report
     from minigen.text.tokenizer import ByteTokenizer as ByteTokenizer
@@ -39,7 +39,7 @@ else:
         "Stream": "exact.streams",
         "head": "model.head",
         "load": "training.loading",
-        "prove": "proof",
+        "prove": "proof.proving",
         "sweep": "training.sweep",
         "verify": "proof.verification",
         "write_report": "report",

@@ -64,8 +64,8 @@ def prove(
     if share and "-" in texts:
         raise click.UsageError("--share reads the text once more: give a file (got --text -)")
 
-    from minigen.proof import EXPERIMENTS, proven
-    from minigen.proof import prove as prove_all
+    from minigen.proof.proving import EXPERIMENTS, proven
+    from minigen.proof.proving import prove as prove_all
     from minigen.training.config import Config
 
     claims = []

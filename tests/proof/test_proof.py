@@ -9,15 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minigen import Config, Run, proof
+from minigen import Config, Run
 from minigen.cli import run as command
 from minigen.decoding.generation import WordSource
 from minigen.errors import MinigenError
 from minigen.exact.streams import Stream
 from minigen.model.model import Model, Statistics
-from minigen.proof import EXPERIMENTS, Claim, Control, environments, experiments, proven, workers
+from minigen.proof import environments, experiments, proving, workers
 from minigen.proof.environments import Environment, Outcome, judge, train_in
-from minigen.proof.laboratory import Laboratory
+from minigen.proof.laboratory import Claim, Control, Laboratory
+from minigen.proof.proving import EXPERIMENTS, proven
 
 TEXT = "The fox saw the grapes. The grapes were high. The fox said: they are sour.\n" * 4
 SMALL = {
@@ -402,11 +403,11 @@ def test_a_failed_claim_or_an_uncaught_control_is_exit_status_1(
     text = tmp_path / "text.txt"
     text.write_text(TEXT)
     held = Claim("held", True, "the same", Control("broken", True))
-    monkeypatch.setattr(proof, "EXPERIMENTS", (lambda lab: held, lambda lab: claim))
+    monkeypatch.setattr(proving, "EXPERIMENTS", (lambda lab: held, lambda lab: claim))
     status, out, _ = prove(capsys, text=text)
     assert status == 1
     for word in (*words, "Not everything holds."):
         assert word in out
     assert prove(capsys, "--json", text=text)[0] == 1
-    monkeypatch.setattr(proof, "EXPERIMENTS", (lambda lab: held,))
+    monkeypatch.setattr(proving, "EXPERIMENTS", (lambda lab: held,))
     assert prove(capsys, text=text)[0] == 0

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import minigen.proof
 from minigen import Config, Run
 from minigen.cli import run as command
-from minigen.proof import sharing
+from minigen.proof import proving, sharing
 from minigen.proof.laboratory import Claim, Control
 
 SETTINGS = ["training.steps=4", "training.batch_size=8", "tokenizer.vocab_size=257"]
@@ -20,7 +19,7 @@ SETTINGS = ["training.steps=4", "training.batch_size=8", "tokenizer.vocab_size=2
 def prove(monkeypatch, capsys):
     """Run the command with one experiment that does nothing."""
     claim = Claim("nothing", True, "evidence", Control("control", True))
-    monkeypatch.setattr(minigen.proof, "EXPERIMENTS", (lambda laboratory: claim,))
+    monkeypatch.setattr(proving, "EXPERIMENTS", (lambda laboratory: claim,))
 
     def call(*options):
         changes = [part for setting in SETTINGS for part in ("--set", setting)]

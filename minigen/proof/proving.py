@@ -1,0 +1,49 @@
+"""Every experiment on the claim "one config, one fingerprint", one after the other.
+
+A control is the same comparison on a set-up that is known to break the claim; where it is not
+caught, the experiment is worth nothing.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from minigen.errors import expect
+from minigen.proof import experiments, workers
+from minigen.proof.environments import environment
+from minigen.proof.laboratory import Claim, Laboratory
+from minigen.text.corpus import Progress
+from minigen.training.config import Config
+
+Experiment = Callable[[Laboratory], Claim]
+
+EXPERIMENTS: tuple[Experiment, ...] = (
+    experiments.sampling,
+    experiments.evaluation,
+    experiments.resume,
+    experiments.decoding,
+    experiments.replay,
+    experiments.incremental,
+    experiments.micro_batches,
+    environment,
+    workers.workers,
+)
+
+
+def prove(config: Config, *, progress: Progress | None = None) -> Iterator[Claim]:
+    """Run every experiment on a config and its text; yield each claim once it is decided.
+
+    ``progress`` follows the reading of the text. Raises MinigenError where the text cannot be read
+    or the config does not train.
+    """
+    expect("config", config, Config, cure='Config.load("fables") reads one')
+    with tempfile.TemporaryDirectory(prefix="minigen-") as folder:
+        laboratory = Laboratory(config, Path(folder), progress)
+        for experiment in EXPERIMENTS:
+            yield experiment(laboratory)
+
+
+def proven(claims: Sequence[Claim]) -> bool:
+    """Whether every claim that could be tested holds, and every control of these was caught."""
+    tested = [claim for claim in claims if claim.holds is not None]
+    return all(claim.holds and claim.control.caught for claim in tested)
