@@ -68,7 +68,7 @@ clean:
 
 .venv/installed-browser: .venv/installed-dev
 	@command -v chromium >/dev/null || { echo "chromium is missing: apt-get install chromium" >&2; exit 1; }
-	$(INSTALL) 'playwright>=1.50'
+	$(INSTALL) 'playwright>=1.50' 'axe-playwright-python>=0.1'
 	touch $@
 
 # The benchmarks' peers are large: they stay out of the other environment.

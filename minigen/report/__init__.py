@@ -53,7 +53,7 @@ def write_report(run: str | Path, out: str | Path | None = None) -> Path:
     """Write the page about a run folder, or a checkpoint file, and return where it is.
 
     ``out`` defaults to ``report.html`` in the folder, or beside the checkpoint under its name. The
-    same run gives the same bytes. What a folder does not tell is left out, and the page says so.
+    same run under the same name gives the same bytes. What a folder does not tell is left out, and the page says so.
     Raises MinigenError where the run is damaged or a library is missing (see ``require``).
     """
     require()
@@ -101,6 +101,7 @@ def _data(facts: Facts) -> dict[str, Any]:
     size = sum(saved.tensors[name].size for name in checkpoint.PARAMETERS)
     has_twin = 8 * size <= MOST_WEIGHT_BYTES
     return {
+        "name": facts.name,
         "fingerprint": facts.fingerprint,
         "step": saved.step,
         "steps": facts.config.training.steps,
@@ -150,6 +151,14 @@ def _bits_per_nat(tokens: Tokens | None, vocab_size: int) -> float | None:
     return len(tokens) / (tokens.bytes * float(log(2.0)))
 
 
+def _entropies(tokens: Tokens | None, vocab_size: int) -> dict[str, float]:
+    """Nats per token that tables of counts of these very tokens would reach, if there are any."""
+    if tokens is None or not len(tokens):
+        return {}
+    known = baselines(tokens, vocab_size)
+    return {f"{name} entropy": known[name] for name in ("unigram", "bigram")}
+
+
 def _loss(facts: Facts) -> dict[str, Any] | None:
     if not facts.metrics:
         return None
@@ -158,11 +167,8 @@ def _loss(facts: Facts) -> dict[str, Any] | None:
     V = facts.tokenizer.vocab_size
     text = facts.corpus
     training, validation = (text.training, text.validation) if text else (None, None)
-    lines = {"ln V: no knowledge": float(log(float(V)))}
-    if training is not None:
-        known = baselines(training, V)
-        lines["unigram entropy"] = known["unigram"]
-        lines["bigram entropy"] = known["bigram"]
+    lines = {"ln V: no knowledge": float(log(float(V))), **_entropies(training, V)}
+    validation_lines = _entropies(validation, V)
     measured = [line for line in facts.metrics if "validation_loss" in line]
     rows: list[Line] = [
         {key: round(line[key], 5) for key in ("step", "loss", "validation_loss") if key in line}
@@ -170,8 +176,9 @@ def _loss(facts: Facts) -> dict[str, Any] | None:
     ]
     steps = max(facts.config.training.steps, facts.metrics[-1]["step"])
     return {
-        "chart": charts.loss(rows, steps, lines),
+        "chart": charts.loss(rows, steps, lines, validation_lines),
         "lines": lines,
+        "validation_lines": validation_lines,
         "units": {
             "training_unit": _bits_per_nat(training, V),
             "validation_unit": _bits_per_nat(validation, V),
@@ -320,13 +327,31 @@ def _reproduce(facts: Facts) -> dict[str, Any]:
             words += ["--set", f"{key}={_toml(value)}"]
     return {
         "command": f"{shlex.join(words)} --out runs/again",
-        "config": facts.config.to_toml(),
+        "config": _visible(facts.config.to_toml()),
         "corpusSha256": facts.saved.corpus_sha256,
         "isExternal": is_external,
     }
 
 
 def _toml(value: Any) -> str:
-    import tomli_w
+    """Write a value on one line of TOML, what cannot be seen in a string by its number."""
+    if isinstance(value, dict):
+        pairs = (f"{_toml(str(key))} = {_toml(item)}" for key, item in value.items())
+        return f"{{{', '.join(pairs)}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, str):
+        return _visible(json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f"))
+    return str(value).lower() if isinstance(value, bool) else repr(value)
 
-    return tomli_w.dumps({"value": value}).removeprefix("value = ").strip()
+
+def _visible(toml: str) -> str:
+    """Write what no reader could see in TOML, as marks that turn the text round, by its number."""
+
+    def shown(character: str) -> str:
+        if character.isprintable() or character == "\n":
+            return character
+        number = ord(character)
+        return f"\\U{number:08x}" if number > 0xFFFF else f"\\u{number:04x}"
+
+    return "".join(map(shown, toml))

@@ -30,9 +30,12 @@ def _over(values: Rows) -> Any:
     return alt.Chart(data)
 
 
-def _compiled(chart: Any, height: int) -> Spec:
+def _compiled(chart: Any, height: int, top: int = 2) -> Spec:
+    padding = {"left": 2, "top": top, "right": 2, "bottom": 2}
     chart = (
-        chart.properties(width="container", height=height, padding=2, background="transparent")
+        chart.properties(
+            width="container", height=height, padding=padding, background="transparent"
+        )
         .configure(font="system-ui, sans-serif")
         .configure_view(stroke=None)
         .configure_axis(
@@ -45,6 +48,8 @@ def _compiled(chart: Any, height: int) -> Spec:
             titleFontSize=12,
             titleFontWeight="normal",
         )
+        # Room for the longest numbers: it is measured once, and units and data change later.
+        .configure_axisY(minExtent=34)
     )
     spec: Spec = vl_convert.vegalite_to_vega(chart.to_dict(validate=False), vl_version=VERSION)
     return spec
@@ -61,10 +66,39 @@ def _losses(rows: Rows, field: str, factor: str) -> Any:
     return _over(values).transform_calculate(shown=f"datum.loss * {factor}")
 
 
-def loss(rows: Rows, steps: int, lines: Mapping[str, float]) -> Spec:
-    """Training and validation loss over steps, with lines to compare with (name → nats a token).
+def _lines(lines: Mapping[str, float], factor: str, color: str, align: str, x: str) -> list[Any]:
+    """Dashed lines at nats a token times the signal ``factor``, each with its name at ``x``."""
+    if not lines:
+        return []
+    known = _over([{"name": name, "loss": nats} for name, nats in lines.items()])
+    known = known.transform_calculate(shown=f"datum.loss * {factor}")
+    y = alt.Y("shown:Q", title=None, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=6))
+    rules = known.mark_rule(color=color, strokeDash=[4, 4], aria=False).encode(y=y)
+    lowest = f"datum.name === '{min(lines, key=lines.__getitem__)}'"  # its name goes below it
+    names = [
+        known.transform_filter(which)
+        .mark_text(
+            color=color,
+            align=align,
+            baseline=side,
+            dx=-2,
+            dy=dy,
+            fontSize=12,
+            x=alt.ExprRef(x),
+        )
+        .encode(y=y, text="name:N")
+        for which, side, dy in ((f"!({lowest})", "bottom", -3), (lowest, "top", 4))
+    ]
+    return [rules, *names]
 
-    Signals ``training_unit`` and ``validation_unit`` multiply what is in nats per token.
+
+def loss(
+    rows: Rows, steps: int, lines: Mapping[str, float], validation_lines: Mapping[str, float]
+) -> Spec:
+    """Training and validation loss over steps, each with lines to compare with.
+
+    Lines are name → nats a token of either text. Signals ``training_unit`` and
+    ``validation_unit`` multiply what is in nats per token.
     """
     y = alt.Y("shown:Q", title=None, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=6))
     training = _losses(rows, "loss", "training_unit")
@@ -78,26 +112,19 @@ def loss(rows: Rows, steps: int, lines: Mapping[str, float]) -> Spec:
         strokeWidth=2,
         point=alt.OverlayMarkDef(size=44, fill="var(--paper)", stroke="var(--validation)"),
     )
-    known = _over([{"name": name, "loss": nats} for name, nats in lines.items()])
-    known = known.transform_calculate(shown="datum.loss * training_unit")
-    rules = known.mark_rule(color="var(--muted)", strokeDash=[4, 4], aria=False).encode(y=y)
-    lowest = f"datum.name === '{min(lines, key=lines.__getitem__)}'"  # its name goes below it
-    names = [
-        known.transform_filter(which)
-        .mark_text(color="var(--muted)", align="right", baseline=side, dx=-2, dy=dy, fontSize=12)
-        .encode(x=alt.value("width"), y=y, text="name:N")
-        for which, side, dy in ((f"!({lowest})", "bottom", -3), (lowest, "top", 4))
+    compared = [
+        *_lines(lines, "training_unit", "var(--muted)", "right", "width"),
+        *_lines(validation_lines, "validation_unit", "var(--validation)", "center", "width / 2"),
     ]
     tooltip = [alt.Tooltip("step:Q"), alt.Tooltip("shown:Q", title="loss", format=".4f")]
     chart = alt.layer(
-        rules,
         batches.encode(x=_steps(steps, grid=False), y=y),
         smooth.encode(x=_steps(steps, grid=False), y=alt.Y("mean:Q", title=None)),
         curve.encode(x=_steps(steps, grid=False), y=y, tooltip=tooltip),
-        *names,
+        *compared,
     )
     units = [alt.param(name=f"{part}_unit", value=1) for part in ("training", "validation")]
-    return _compiled(chart.add_params(*units), 360)
+    return _compiled(chart.add_params(*units), 360, top=18)  # a line's name may stand above it
 
 
 def training(rows: Rows, steps: int, highest: float) -> Spec:

@@ -28,6 +28,8 @@ _BLOCK = 1 << 20
 class Facts:
     """A run's checkpoint and logs. ``corpus`` is None where its text is not at hand.
 
+    ``name`` is that of the folder or of the file alone.
+
     ``missing`` says, for ``metrics``, ``samples`` and ``corpus``, why there are none.
     """
 
@@ -40,6 +42,7 @@ class Facts:
     corpus: Corpus | None
     missing: Mapping[str, str]
     folder: Path | None
+    name: str
 
 
 def gather(path: Path) -> Facts:
@@ -68,7 +71,10 @@ def gather(path: Path) -> Facts:
     except MinigenError as error:
         missing["corpus"] = str(error)
     fingerprint = checkpoint.fingerprint(saved.tensors)
-    return Facts(saved, config, tokenizer, fingerprint, metrics, samples, text, missing, folder)
+    name = path.resolve().name if folder else path.stem
+    return Facts(
+        saved, config, tokenizer, fingerprint, metrics, samples, text, missing, folder, name
+    )
 
 
 _METRICS = {

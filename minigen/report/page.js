@@ -16,6 +16,8 @@
     return made;
   }
 
+  /** A name without what would turn the text around it. */
+  const visible = (text) => text.replace(/[\p{Cc}\p{Cf}]/gu, "\ufffd");
   const count = (n) => n.toLocaleString("en-US");
   const percent = (p) => (p && p < 0.0001 ? "< 0.01 %" : `${(100 * p).toFixed(2)} %`);
 
@@ -115,54 +117,73 @@
   const NAMES = { temperature: "Temperature", top_k: "Top-k", top_p: "Top-p", min_p: "Min-p" };
   let tokens = [];
 
-  /** The policy, seed and length as typed; throws a sentence where one breaks its rule. */
+  /** The policy, seed and length as typed; null where a field breaks its rule, which it then says. */
   function readForm() {
-    const faults = [];
-    const read = (id, name, isRight, rule) => {
+    let isRight = true;
+    const read = (id, name, obeys, rule) => {
       const text = $(id).value.trim();
-      const isFine = text !== "" && isRight(text);
+      const isFine = text !== "" && obeys(text);
+      isRight &&= isFine;
       $(id).setAttribute("aria-invalid", String(!isFine));
-      if (!isFine) faults.push(`${name} must be ${rule}.`);
+      $(`${id}-error`).textContent = isFine ? "" : `${name} must be ${rule}.`;
+      $(`${id}-error`).hidden = isFine;
       return text;
     };
     const policy = {};
     for (const option of OPTIONS) {
-      const [isRight, rule] = twin.RULES[option];
-      policy[option] = Number(read(option, NAMES[option], (text) => isRight(Number(text)), rule));
+      const [obeys, rule] = twin.RULES[option];
+      policy[option] = Number(read(option, NAMES[option], (text) => obeys(Number(text)), rule));
     }
     const seed = read("seed", "Seed", (text) => /^\d{1,1000}$/.test(text), "a whole number of at least 0");
     const isLength = (text) => /^\d+$/.test(text) && Number(text) >= 1 && Number(text) <= 400;
     const length = Number(read("length", "Tokens", isLength, "a whole number from 1 to 400"));
-    if (faults.length) throw faults.join(" ");
-    return { policy, seed, length };
+    return isRight ? { policy, seed, length } : null;
   }
 
+  const SLICE = 10; // milliseconds of writing, so that the next key finds the page free
+  let asked = null; // what is being written, or was
+  let writing = 0; // grows with each text begun, so that an older one stops
+
   function generate() {
-    let asked;
-    try {
-      asked = readForm();
-    } catch (fault) {
-      $("next-error").textContent = fault;
-      $("next-error").hidden = false;
-      return;
-    }
-    $("next-error").hidden = true;
-    const ids = tokenizer.encode($("prompt").value);
+    const form = readForm();
+    if (!form) return;
+    asked = form;
+    const number = ++writing;
+    const prompt = $("prompt").value;
     const stream = new twin.Stream(asked.seed, "inference");
-    tokens = Array.from(twin.generate(model, tokenizer, ids, asked.policy, stream, asked.length));
-    const pieces = tokens.map(({ id, text }, i) => {
-      const shown = id === END_OF_TEXT ? "<|endoftext|>" : text;
-      const piece = element("b", id === END_OF_TEXT ? "end" : "", shown, { "data-id": id });
-      piece.addEventListener("click", () => look(i));
-      return piece;
-    });
-    $("text").replaceChildren(element("span", "prompt", $("prompt").value), ...pieces);
-    $("place").max = tokens.length;
-    look(Math.min(Number($("place").value), tokens.length) - 1, asked);
+    const pieces = twin.generate(model, tokenizer, tokenizer.encode(prompt), asked.policy, stream, asked.length);
+    tokens = [];
+    const write = () => {
+      if (number !== writing) return;
+      const end = performance.now() + SLICE;
+      const fresh = [];
+      let isOver = false;
+      while (!isOver && performance.now() < end) {
+        const { value, done } = pieces.next();
+        if (done) isOver = true;
+        else fresh.push(pieceOf(value, tokens.push(value) - 1));
+      }
+      if (tokens.length === fresh.length) $("text").replaceChildren(element("span", "prompt", prompt));
+      $("text").append(...fresh);
+      $("place").max = tokens.length;
+      const place = Math.min(Number($("place").value), tokens.length);
+      if (isOver || tokens.length - fresh.length < place) look(place - 1);
+      $("text").setAttribute("aria-busy", String(!isOver));
+      if (!isOver) setTimeout(write);
+    };
+    $("text").setAttribute("aria-busy", "true");
+    write();
+  }
+
+  function pieceOf({ id, text }, i) {
+    const shown = id === END_OF_TEXT ? "<|endoftext|>" : text;
+    const piece = element("b", id === END_OF_TEXT ? "end" : "", shown, { "data-id": id });
+    piece.addEventListener("click", () => look(i));
+    return piece;
   }
 
   /** Show how token number i, from 0, was chosen. */
-  function look(i, asked = readForm()) {
+  function look(i) {
     $("place").value = i + 1;
     $("place-value").textContent = `${i + 1} of ${tokens.length}`;
     $("text").querySelectorAll("b").forEach((piece, j) => piece.classList.toggle("chosen", i === j));
@@ -307,7 +328,8 @@
       $("units").hidden = true;
       words.push(`Loss is in nats per token. ${data.missing.corpus || ""} So the entropies of its counts, and bits per byte, are left out.`);
     } else {
-      words.push("The dashed lines belong to the training text: ln V is what knowing nothing costs; the entropies are what tables of counts of single tokens and of pairs would reach on that very text.");
+      words.push("Grey dashed lines belong to the training text: ln V is what knowing nothing costs; the entropies are what tables of counts of single tokens and of pairs would reach on that very text.");
+      if (Object.keys(loss.validation_lines).length) words.push("Dashed lines in the colour of the validation curve are those entropies of the validation text, whose counts the model never saw.");
     }
     if (!loss.validation) words.push("No validation loss was measured.");
     if (loss.last.step > data.step) words.push(`The latest checkpoint is of step ${count(data.step)}; what was logged after it is shown as well.`);
@@ -503,7 +525,8 @@
     $("reproduce-words").textContent = `${text}${early} Or let minigen verify train it again from the checkpoint and compare.`;
   }
 
-  document.title = `minigen: run report, step ${count(data.step)}, ${data.fingerprint.slice(0, 8)}`;
+  document.title = `${visible(data.name)}: minigen run report, step ${count(data.step)}, ${data.fingerprint.slice(0, 8)}`;
+  $("name").textContent = visible(data.name);
   showFigures();
   checkFingerprint();
   checkLog();

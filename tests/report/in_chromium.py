@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import sync_playwright
 
 from minigen import cli, report
@@ -67,6 +68,7 @@ class Tab:
         self.url = Path(file).resolve().as_uri()
         self.page.goto(self.url)
         self.page.wait_for_function("document.querySelectorAll('#embedding-chart svg').length")
+        self.written()
 
     def bars(self):
         """Map the ids of the listed tokens to their probabilities."""
@@ -76,6 +78,11 @@ class Tab:
     def fill(self, **fields):
         for name, value in fields.items():
             self.page.fill(f"#{name}", str(value))
+        self.written()
+
+    def written(self):
+        """Wait until the text has been written to its end."""
+        self.page.wait_for_function("document.getElementById('text').ariaBusy !== 'true'")
 
 
 @pytest.fixture
@@ -125,6 +132,7 @@ def test_typing_a_context_changes_the_bars_and_the_text(tab):
     tab.page.focus("#prompt")
     tab.page.keyboard.press("Control+End")
     tab.page.keyboard.type(" a fo")
+    tab.written()
     assert tab.bars() != bars
     assert tab.page.inner_text("#text").startswith("Once a fo")
     assert tab.page.inner_text("#text") != text
@@ -175,12 +183,18 @@ def random_case(dice):
 def test_200_random_cases_give_the_token_ids_of_python(tab, run):
     dice = random.Random(6)
     cases = [random_case(dice) for _ in range(200)]
-    script = """(cases) => cases.map((fields) => {
-        for (const id in fields) document.getElementById(id).value = fields[id];
-        document.getElementById("prompt").dispatchEvent(new Event("input", { bubbles: true }));
-        const tokens = document.querySelectorAll("#text b");
-        return Array.from(tokens, (token) => Number(token.dataset.id));
-    })"""
+    script = """async (cases) => {
+        const text = document.getElementById("text");
+        const answers = [];
+        for (const fields of cases) {
+            for (const id in fields) document.getElementById(id).value = fields[id];
+            document.getElementById("prompt").dispatchEvent(new Event("input", { bubbles: true }));
+            while (text.ariaBusy === "true") await new Promise((resolve) => setTimeout(resolve));
+            const tokens = text.querySelectorAll("b");
+            answers.push(Array.from(tokens, (token) => Number(token.dataset.id)));
+        }
+        return answers;
+    }"""
     answers = tab.page.evaluate(script, [{k: str(v) for k, v in case.items()} for case in cases])
     model, tokenizer = load_model(run)
     for case, answer in zip(cases, answers, strict=True):
@@ -240,11 +254,97 @@ def test_marks_say_what_each_filter_did(tab):
 def test_a_field_out_of_range_says_its_rule_and_recovers(tab, field, value, sentence):
     before = tab.page.input_value(f"#{field}")
     tab.page.fill(f"#{field}", value)
-    assert tab.page.inner_text("#next-error") == sentence
+    assert tab.page.inner_text(f"#{field}-error") == sentence
+    assert f"{field}-error" in tab.page.get_attribute(f"#{field}", "aria-describedby")
     assert tab.page.get_attribute(f"#{field}", "aria-invalid") == "true"
+    boxes = [tab.page.locator(f"#{name}").bounding_box() for name in (field, f"{field}-error")]
+    assert 0 < boxes[1]["y"] - boxes[0]["y"] < 120  # beside its field
+    assert tab.page.locator(".error:visible").count() == 1
     tab.page.fill(f"#{field}", before)
-    assert tab.page.is_hidden("#next-error")
+    assert tab.page.locator(".error:visible").count() == 0
     assert tab.complaints == []
+
+
+def test_typing_stays_smooth_at_400_tokens(tab):
+    """No piece of work that a key must wait for is a whole text long."""
+    tab.fill(length=400)
+    script = """async () => {
+        const before = new Set(document.querySelectorAll("#text b"));
+        const prompt = document.getElementById("prompt");
+        prompt.value += " x";
+        prompt.dispatchEvent(new Event("input", { bubbles: true }));
+        const written = document.querySelectorAll("#text b").length;
+        prompt.value += "y"; // the next key comes before the text is done
+        prompt.dispatchEvent(new Event("input", { bubbles: true }));
+        return written;
+    }"""
+    assert tab.page.evaluate(script) < 400
+    tab.written()
+    assert tab.page.inner_text("#text").startswith("Once xy")
+    assert tab.page.inner_text("#text .prompt") == "Once xy"
+    last = tab.page.locator("#text b").last.get_attribute("data-id")
+    assert tab.page.locator("#text b").count() == 400 or last == "256"
+
+
+def numbers_are_whole(tab):
+    """Whether each word of each chart lies inside its picture."""
+    script = """Array.from(document.querySelectorAll(".chart svg text"), (word) => {
+        const [inner, outer] = [word, word.closest("svg")].map((x) => x.getBoundingClientRect());
+        return !word.textContent.trim() ||
+            (inner.left >= outer.left - 0.5 && inner.right <= outer.right + 0.5 &&
+             inner.top >= outer.top - 0.5 && inner.bottom <= outer.bottom + 0.5)
+            ? "" : word.textContent;
+    }).filter((word) => word)"""
+    return tab.page.evaluate(script)
+
+
+@pytest.mark.parametrize("width", [1280, 360])
+def test_numbers_of_charts_are_whole_in_both_units(open_tab, run, width):
+    tab = open_tab(write_report(run), width=width)
+    for unit in ("nats", "bits", "nats"):
+        tab.page.check(f'input[value="{unit}"]')
+        tab.page.wait_for_timeout(300)
+        assert numbers_are_whole(tab) == []
+
+
+def test_the_runs_name_stands_in_title_and_headline(open_tab, run, tmp_path):
+    turned = shutil.copytree(run, tmp_path / "night\u202e run")
+    tab = open_tab(write_report(turned))
+    assert tab.page.title().startswith("night\ufffd run: minigen run report, step 120, ")
+    assert tab.page.inner_text("h1") == "night\ufffd run: one config, one fingerprint."
+
+
+def test_a_prompt_that_turns_the_text_round_turns_nothing_else(open_tab, tmp_path):
+    prompt = "abc\u202edef"
+    run = train(tmp_path / "run", **{"sampling.prompt": prompt, "training.steps": 40})
+    tab = open_tab(write_report(run))
+    assert "\\u202e" in tab.page.text_content("#command")
+    for place in ("#command", "#config", "#reproduce"):
+        assert "\u202e" not in tab.page.text_content(place)
+    isolated = "(part) => getComputedStyle(part).unicodeBidi"
+    for place in ("#text .prompt", "#sample-text .prompt"):
+        assert tab.page.text_content(place) == prompt
+        assert tab.page.locator(place).evaluate(isolated) == "isolate"
+
+
+def test_bars_are_printed(tab):
+    tab.page.emulate_media(media="print")
+    for part in ("#bars .policy", "#cumulative .track i", "#bars .model"):
+        adjust = "(part) => getComputedStyle(part).printColorAdjust"
+        assert tab.page.locator(part).first.evaluate(adjust) == "exact"
+    assert tab.page.is_hidden("nav")
+    assert tab.page.is_hidden("#train-form")
+    assert tab.page.is_visible("#bars")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_fault(open_tab, run, scheme):
+    """Contrast among others, of the page with an error shown and a run trained."""
+    tab = open_tab(write_report(run), color_scheme=scheme, bypass_csp=True)
+    assert trained(tab)[0] == "right"
+    tab.page.fill("#top_p", "2")
+    faults = Axe().run(tab.page).response["violations"]
+    assert [(fault["id"], [node["html"] for node in fault["nodes"]]) for fault in faults] == []
 
 
 def test_everything_has_a_label_and_can_be_reached_by_keyboard(tab):
@@ -417,8 +517,12 @@ def test_a_page_without_its_text_says_that_it_cannot_train(open_tab, run, tmp_pa
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 400])
-def test_nothing_is_wider_than_the_window(open_tab, run, tmp_path, width, scheme):
+@pytest.mark.parametrize("width", [1280, 400, 360])
+def test_nothing_is_wider_than_the_window(open_tab, tmp_path, width, scheme):
+    text = tmp_path / "text.txt"
+    text.write_text("One day a crow, and then a fox. " * 300)
+    settings = {"corpus.text": [str(text)], "sampling.prompt": "x" * 90, "training.steps": 20}
+    run = train(tmp_path / ("long-name-" * 9), **settings)
     tab = open_tab(write_report(run), width=width, color_scheme=scheme)
     tab.page.wait_for_timeout(300)
     assert tab.page.evaluate("document.documentElement.scrollWidth") == width

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -73,10 +74,10 @@ def page_of(run):
     return Page(write_report(run))
 
 
-def test_the_same_run_gives_the_same_bytes_wherever_it_lies(run, tmp_path):
+def test_the_same_run_gives_the_same_bytes_wherever_a_folder_of_its_name_lies(run, tmp_path):
     first = write_report(run).read_bytes()
     assert write_report(run).read_bytes() == first
-    elsewhere = shutil.copytree(run, tmp_path / "elsewhere")
+    elsewhere = shutil.copytree(run, tmp_path / "elsewhere" / run.name)
     assert write_report(elsewhere).read_bytes() == first
 
 
@@ -250,17 +251,85 @@ def test_a_run_on_text_from_memory_has_no_text_to_compare_with(tmp_path):
     assert "not read from a file" in page_of(tmp_path / "run").data["missing"]["corpus"]
 
 
-def test_the_command_shown_is_that_of_the_run(run):
-    words = shlex.split(page_of(run).data["reproduce"]["command"])
+def config_of_command(reproduce):
+    words = shlex.split(reproduce["command"])
     assert words[:3] == ["minigen", "train", "fables"]
     settings = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
-    again = Config.load("fables", dict(parse_override(setting) for setting in settings))
-    assert again == Config.load(run / "config.toml")
+    return Config.load("fables", dict(parse_override(setting) for setting in settings))
+
+
+def test_the_command_shown_is_that_of_the_run(run):
+    reproduce = page_of(run).data["reproduce"]
+    assert config_of_command(reproduce) == Config.load(run / "config.toml")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"sampling.logit_bias": {"65": 1.5, "7": -2}},
+        {"sampling.suppress_tokens": [3, 5], "sampling.top_k": 4, "sampling.top_p": 1e-7},
+        {"sampling.prompt": 'it\'s "so" \\ $HOME\t\n`x` ! ä 😀'},
+        {"sampling.prompt": "abc\u202edef\x7f\x00\u200b\U000e0041"},
+        {"optimizer.betas": [0.5, 1e-300], "optimizer.decay": "linear", "run.seed": 2**62},
+    ],
+)
+def test_the_command_shown_carries_every_kind_of_value(run, settings, tmp_path):
+    """As text that can be seen: no mark in it turns the line round or stays invisible."""
+    config = Config.load(run / "config.toml", settings)
+    facts_of_run = replace(facts.gather(run), config=config)
+    reproduce = report._reproduce(facts_of_run)
+    assert config_of_command(reproduce) == config
+    (tmp_path / "again.toml").write_text(reproduce["config"], encoding="utf-8")
+    assert Config.load(tmp_path / "again.toml") == config
+    assert reproduce["command"].isprintable()
+    assert reproduce["config"].replace("\n", "").isprintable()
+
+
+def test_a_logit_bias_gives_a_page(tmp_path):
+    data = page_of(train(tmp_path / "run", **{"sampling.logit_bias": {"65": 1.5}})).data
+    assert '{"65" = 1.5}' in data["reproduce"]["command"]
 
 
 def test_a_policy_that_the_twin_does_not_know_is_not_claimed(tmp_path):
     data = page_of(train(tmp_path / "run", **{"sampling.repetition_penalty": 1.2})).data
     assert (data["policy"], data["repeatable"]) == (None, None)
+
+
+def test_streams_agree_only_where_every_position_is_step_times_batch_size(run):
+    whole = facts.gather(run)
+    assert report._streams(whole)["agree"] is True
+    for number in range(len(whole.metrics)):
+        for words in (1, -1, 16):
+            metrics = [dict(line) for line in whole.metrics]
+            metrics[number]["optimizer_position"] += words
+            assert report._streams(replace(whole, metrics=metrics))["agree"] is False
+
+
+def test_the_validation_curve_has_the_baselines_of_its_own_text(run):
+    lines = page_of(run).data["loss"]["validation_lines"]
+    loaded = Run.load(run)
+    expected = evaluate(loaded.model, loaded.read_corpus().validation).baselines
+    assert lines == {f"{name} entropy": expected[name] for name in ("unigram", "bigram")}
+    data = page_of(run).data["loss"]
+    assert lines != {name: data["lines"][name] for name in lines}
+
+
+def test_a_log_that_says_other_weights_is_told(run):
+    data = page_of(run).data
+    assert data["logged"] == data["fingerprint"]
+    lines = read_lines(run / "metrics.jsonl")
+    lines[-1]["fingerprint"] = "0" * 64
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert page_of(run).data["logged"] == "0" * 64
+
+
+@pytest.mark.parametrize(("key", "value"), [("loss_bits", "0x1p0"), ("learning_rate", None)])
+def test_a_log_whose_bits_are_not_its_numbers_is_refused(run, key, value):
+    lines = read_lines(run / "metrics.jsonl")
+    lines[2][key] = value
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(MinigenError, match=f"line 3: {key}"):
+        write_report(run)
 
 
 def test_streams_show_where_words_were_drawn():
