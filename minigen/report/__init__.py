@@ -53,7 +53,8 @@ def write_report(run: str | Path, out: str | Path | None = None) -> Path:
     """Write the page about a run folder, or a checkpoint file, and return where it is.
 
     ``out`` defaults to ``report.html`` in the folder, or beside the checkpoint under its name. The
-    same run under the same name gives the same bytes. What a folder does not tell is left out, and the page says so.
+    same run under the same name gives the same bytes. What a folder does not tell is left out, and
+    the page says so.
     Raises MinigenError where the run is damaged or a library is missing (see ``require``).
     """
     require()
