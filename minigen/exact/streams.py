@@ -57,25 +57,23 @@ class Stream:
         self.seed, self.name = _whole(seed), name
         digest = hashlib.sha256(f"minigen:{self.seed}:{name}".encode()).digest()
         self._key = int.from_bytes(digest[:16], "little")
-        self._seek(position)
         self.position = position
+        self.words(0)  # refuses a position that no stream has
 
     def __repr__(self) -> str:
         return f"Stream(seed={self.seed}, name={self.name!r}, position={self.position})"
 
-    def _seek(self, position: int) -> None:
-        if not 0 <= position < MOST_WORDS:
-            raise OptionError(f"a stream's position must be from 0 to below 2^258 (got {position})")
-        self._generator = np.random.Philox(key=self._key, counter=position // 4)
-        self._generator.random_raw(position % 4)  # a count of the counter gives four words
-        self._ready_at = position  # where the generator stands; ``position`` may be moved away
-
     def words(self, n: int) -> Words:
         """Return the next n words, (n,) uint64."""
-        if self._ready_at != self.position:
-            self._seek(self.position)
-        words = self._generator.random_raw(n)
-        self.position = self._ready_at = self.position + n
+        position = self.position
+        if not 0 <= position < MOST_WORDS:
+            raise OptionError(f"a stream's position must be from 0 to below 2^258 (got {position})")
+        # Made anew each time, since a generator that is kept could stand elsewhere than `position`
+        # says: after an interruption, in a copy, or in another thread.
+        generator = np.random.Philox(key=self._key, counter=position // 4)
+        generator.random_raw(position % 4)  # a count of the counter gives four words
+        words = generator.random_raw(n)
+        self.position = position + n
         return words
 
     def word(self) -> int:

@@ -44,8 +44,9 @@ class Engine(Protocol):
         gradient: Floats,
         moments: tuple[Floats, ...],
         scalars: tuple[float, ...],
+        out: tuple[Floats, ...],
     ) -> None:
-        """Apply an elementwise rule of the optimizer in place: (weights, *moments) = rule(…)."""
+        """Apply an elementwise rule of the optimizer: out = (weights, *moments) = rule(…)."""
 
 
 @cache

@@ -62,6 +62,7 @@ def update(
     gradient: Floats,
     moments: tuple[Floats, ...],
     scalars: tuple[float, ...],
+    out: tuple[Floats, ...],
 ) -> None:
     """See ``Engine``."""
 
@@ -71,7 +72,7 @@ def update(
             new = rule.formula(
                 weights[block], gradient[block], *(moment[block] for moment in moments), *scalars
             )
-            for old, value in zip((weights, *moments), new, strict=True):
-                old[block] = value
+            for array, value in zip(out, new, strict=True):
+                array[block] = value
 
     in_parallel(apply, len(weights))

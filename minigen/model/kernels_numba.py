@@ -112,11 +112,11 @@ def _gradients(z, unit, bias, targets, scale, powers, span, gap, S):
 def _update_loop(rule: UpdateRule) -> Any:
     """Compile the loop of an update rule.
 
-    For one moment m: ``for i in range(len(p)): p[i], m[i] = formula(p[i], g[i], m[i], …)``.
+    For one moment m: ``new_p[i], new_m[i] = formula(p[i], g[i], m[i], …)`` for each i.
     """
-    new, old = ["p", *rule.moments], ["p", "g", *rule.moments]
+    old, new = ["p", "g", *rule.moments], [f"new_{name}" for name in ("p", *rule.moments)]
     source = (
-        f"def {rule.formula.__name__}({', '.join(old)}, *scalars):\n"
+        f"def {rule.formula.__name__}({', '.join(old + new)}, *scalars):\n"
         f"    for i in range(len(p)):\n"
         f"        {', '.join(f'{name}[i]' for name in new)} = "
         f"formula({', '.join(f'{name}[i]' for name in old)}, *scalars)\n"
@@ -160,8 +160,9 @@ def update(
     gradient: Floats,
     moments: tuple[Floats, ...],
     scalars: tuple[float, ...],
+    out: tuple[Floats, ...],
 ) -> None:
     """See ``Engine``."""
     loop = _update_loop(rule)
-    arrays = (weights, gradient, *moments)
+    arrays = (weights, gradient, *moments, *out)
     in_parallel(lambda part: loop(*(array[part] for array in arrays), *scalars), len(weights))

@@ -5,8 +5,11 @@ One table a step replaces N products; in generation it is the cache of what was 
 """
 
 import hashlib
+import threading
 from collections.abc import Mapping
+from copy import copy
 from math import ldexp, prod
+from typing import Any, Self
 
 import numpy as np
 
@@ -27,6 +30,8 @@ from minigen.model.gradient import Batch, Grids, Statistics
 from minigen.model.head import gradient_bits
 from minigen.model.parallel import scratch
 
+_ROOM = 1 << 23  # numbers of the table that are kept, or twice the weights if these are more
+
 PARAMETERS = ("E", "W", "b")
 
 
@@ -44,8 +49,9 @@ class Model:
     """Parameters E (V, D), W (D, K, V), b (V,) and what follows from them.
 
     ``parameters`` are views of one flat array, ``flat``, so that the optimizer is one loop; who
-    changes them calls ``changed()``. Raises MinigenError where this process does not compute as
-    the bits need it.
+    changes them calls ``changed()``. Training changes no model: each step makes another, so that
+    any number of threads may read the one that they have. Raises MinigenError where this process
+    does not compute as the bits need it.
     """
 
     def __init__(self, vocab_size: int, context_length: int, embedding_dim: int):
@@ -54,10 +60,15 @@ class Model:
         V, K, D = vocab_size, context_length, embedding_dim
         self.shapes = {"E": (V, D), "W": (D, K, V), "b": (V,)}
         self.flat = np.zeros(sum(prod(shape) for shape in self.shapes.values()))
-        self.parameters = self.views(self.flat)
         selfcheck.check(K * D, V)
         self.bits = grid_bits(max(K * D, V))
         self._offsets = np.arange(K)  # of the rows of a token, one a position
+        self._most_kept = max(_ROOM, 2 * self.flat.size) // (K * V)  # tokens
+        self._derive()
+
+    def _derive(self) -> None:
+        self.parameters = self.views(self.flat)
+        self._filling = threading.RLock()
         self.changed()
 
     def __repr__(self) -> str:
@@ -68,6 +79,22 @@ class Model:
     def fingerprint(self) -> str:
         """SHA-256 of the weights: what two runs compare."""
         return fingerprint(self.parameters)
+
+    def with_weights(self, flat: Floats) -> Self:
+        """Return a model like this one that has the weights ``flat`` (P,), which become its own."""
+        twin = copy(self)
+        twin.flat = flat
+        twin._derive()
+        return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is derived: the views of a copy, or a pickle, are of its own array."""
+        derived = ("parameters", "_filling", "_largest", "_grids", "_kept")
+        return {name: value for name, value in vars(self).items() if name not in derived}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._derive()
 
     def views(self, flat: Floats) -> dict[str, Floats]:
         """Cut a flat array into named views of the parameters' shapes."""
@@ -96,9 +123,9 @@ class Model:
         """Forget what was derived from the parameters: their grids and the table."""
         self._largest: list[float] | None = None  # magnitude in E, W and b
         self._grids: Grids | None = None
-        self._first_rows = np.full(self.vocab_size, -1)  # of each token, in the rows below
-        self._rows = np.empty((0, self.vocab_size))  # of the table: K for each token met so far
-        self._filled = 0
+        # Of the table, K rows for each token met so far, where they begin, and how many there are.
+        # Rows are only ever added to what a reader may hold: it finds all three, or the next three.
+        self._kept = (np.empty((0, self.vocab_size)), np.full(self.vocab_size, -1), 0)
 
     def units(self, bits: int) -> tuple[float, float]:
         """Units of grids of so many bits, one for all of E and one for all of W."""
@@ -142,25 +169,45 @@ class Model:
 
         The same bits as ``head.project(self.hidden(contexts), W, b)``, alone or in any batch.
         """
-        first_rows = self._first_rows[contexts]  # (N, K)
-        if first_rows.min(initial=0) < 0:
-            self._remember(np.unique(contexts[first_rows < 0]))
-            first_rows = self._first_rows[contexts]
-        _, E_unit, _, W_unit = self.grids()
-        rows = self._rows.take((first_rows + self._offsets).T, axis=0)  # (K, N, V)
-        z: Floats = exact_sum(rows, axis=0) * (E_unit * W_unit) + self.parameters["b"]  # (N, V)
+        E, E_unit, W, W_unit = self.grids()
+        rows, first_rows, _ = self._kept
+        if first_rows[contexts].min(initial=0) < 0:
+            with self._filling:
+                rows, first_rows, _ = self._kept = self._with_rows_of(contexts)
+        if len(rows):
+            kept = rows.take((first_rows[contexts] + self._offsets).T, axis=0)  # (K, N, V)
+            sums = exact_sum(kept, axis=0)  # (N, V)
+        else:  # no room for the rows of all these tokens
+            sums = np.zeros((len(contexts), self.vocab_size))
+            for k in range(self.context_length):
+                sums += exact_matmul(E[contexts[:, k]], W[k])
+        z: Floats = sums * (E_unit * W_unit) + self.parameters["b"]  # (N, V)
         return z
 
-    def _remember(self, tokens: Integers) -> None:
-        table, _ = self.table(tokens)  # (U, K, V)
+    def _with_rows_of(self, contexts: Integers) -> tuple[Floats, Integers, int]:
+        """Return what is kept and the rows of all these tokens; of other tokens if there is room.
+
+        Where even theirs have none, nothing is kept.
+        """
         K, V = self.context_length, self.vocab_size
-        start, self._filled = self._filled, self._filled + len(tokens) * K
-        if self._filled > len(self._rows):
-            rows = np.empty((min(K * V, max(2 * len(self._rows), self._filled)), V))
-            rows[:start] = self._rows[:start]
-            self._rows = rows
-        self._rows[start : self._filled] = table.reshape(-1, V)
-        self._first_rows[tokens] = np.arange(start, self._filled, K)
+        rows, first_rows, filled = self._kept
+        tokens = np.unique(contexts)
+        new = tokens[first_rows[tokens] < 0]
+        if filled + len(new) * K > self._most_kept * K:  # start over
+            rows, first_rows, filled, new = rows[:0], np.full(V, -1), 0, tokens
+        if len(new) > self._most_kept:
+            return rows, first_rows, filled
+        table, _ = self.table(new)  # (U, K, V)
+        stop = filled + len(new) * K
+        if stop > len(rows):
+            most = min(V, self._most_kept) * K
+            longer = np.empty((min(most, max(2 * len(rows), stop)), V))
+            longer[:filled] = rows[:filled]
+            rows = longer
+        rows[filled:stop] = table.reshape(-1, V)
+        first_rows = first_rows.copy()
+        first_rows[new] = np.arange(filled, stop, K)
+        return rows, first_rows, stop
 
     def statistics(
         self, contexts: Integers, targets: Integers, step_size: int, out: Floats | None = None

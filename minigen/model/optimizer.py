@@ -73,10 +73,11 @@ class Optimizer:
             return self.peak_learning_rate * (0.5 + 0.5 * float(cos(_PI * t)))
         return self.peak_learning_rate * {"constant": 1.0, "linear": 1.0 - t}[self.decay]
 
-    def update(self, parameters: Floats, gradient: Floats) -> float:
-        """Take one step in place on flat parameters (P,); returns its learning rate.
+    def update(self, parameters: Floats, gradient: Floats, out: Floats | None = None) -> float:
+        """Take one step on flat parameters (P,), in place or into ``out``; returns its rate.
 
-        The gradient's norm is clipped to ``gradient_clip`` (0 = never).
+        The gradient's norm is clipped to ``gradient_clip`` (0 = never). The moments are new arrays,
+        so that a copy of this optimizer keeps the old ones.
         """
         self.step += 1
         self._advance_beta_powers()
@@ -91,5 +92,8 @@ class Optimizer:
             rate=rate, betas=self.betas, beta_powers=self._beta_powers, **self.options
         )
         moments = tuple(self.moments.values())
-        engines.chosen().update(rule, parameters, gradient, moments, (clip, keep, *scalars))
+        new = tuple(np.empty_like(moment) for moment in moments)
+        arrays = (parameters if out is None else out, *new)
+        engines.chosen().update(rule, parameters, gradient, moments, (clip, keep, *scalars), arrays)
+        self.moments = dict(zip(self.moments, new, strict=True))
         return rate

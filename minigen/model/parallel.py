@@ -15,19 +15,33 @@ from minigen.exact.arithmetic import Floats
 
 GRAIN = 1 << 16  # elements below which a second thread costs more than it saves
 
-_own = threading.local()  # the arrays of ``scratch``
+_own = threading.local()  # the arrays of ``scratch``, and the threads that help this one
 
 
 @cache
-def resources() -> tuple[int, ThreadPoolExecutor, Any]:
-    """Return the number of threads (as many as BLAS was allowed), those that help, and BLAS."""
+def resources() -> tuple[int, Any]:
+    """Return the number of threads (as many as BLAS was allowed), and BLAS."""
     blas = ThreadpoolController().select(user_api="blas")
     threads = max((library["num_threads"] for library in blas.info()), default=os.cpu_count() or 1)
-    return threads, ThreadPoolExecutor(max(1, threads - 1)), blas
+    return threads, blas
+
+
+def _helpers(number: int) -> ThreadPoolExecutor:
+    """Return threads that help this one alone: what it finds in their arrays stays there."""
+    name = f"helpers {number}"
+    if name not in vars(_own):
+        vars(_own)[name] = ThreadPoolExecutor(number)
+    helpers: ThreadPoolExecutor = vars(_own)[name]
+    return helpers
+
+
+def _forget() -> None:
+    vars(_own).clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=resources.cache_clear)  # a forked process has no threads
+    os.register_at_fork(after_in_child=resources.cache_clear)
+    os.register_at_fork(after_in_child=_forget)  # a forked process has no threads
 
 
 def in_parallel(work: Callable[[slice], Any], size: int, weight: int = 1) -> list[Any]:
@@ -35,14 +49,18 @@ def in_parallel(work: Callable[[slice], Any], size: int, weight: int = 1) -> lis
 
     BLAS is held at one thread meanwhile: its own and ours would fight over the same cores.
     """
-    threads, helpers, blas = resources()
+    threads, blas = resources()
     parts = max(1, min(threads, size, size * weight // GRAIN))
     if parts == 1:
         return [work(slice(0, size))]
     slices = [slice(size * i // parts, size * (i + 1) // parts) for i in range(parts)]
     with blas.limit(limits=1):
-        others = [helpers.submit(work, part) for part in slices[1:]]
-        return [work(slices[0]), *(other.result() for other in others)]
+        try:
+            others = [_helpers(parts - 1).submit(work, part) for part in slices[1:]]
+            return [work(slices[0]), *(other.result() for other in others)]
+        except BaseException:
+            _forget()  # a helper may still be writing into arrays that are used again
+            raise
 
 
 def accumulate(

@@ -10,6 +10,7 @@ from minigen.decoding.beams import beam_search
 from minigen.decoding.generation import complete, generate, padded_contexts
 from minigen.decoding.policy import Policy
 from minigen.decoding.speculation import speculate
+from minigen.errors import MinigenError
 from minigen.exact.arithmetic import Floats, Integers
 from minigen.exact.streams import Stream, bounded
 from minigen.model import head
@@ -147,13 +148,16 @@ def resume(lab: Laboratory) -> Claim:
 
     def stopped(stops: tuple[int, ...]) -> str:
         run, steps = lab.run(changes), []
-        for stop in stops:
-            steps += lab.train(run, stop - run.step)
-            run.save(path)
-            run = lab.run(changes, path=path)
-        steps += lab.train(run)
-        fields = ("positions", "batches", "losses", "weights", "texts")
-        return difference(trace, steps, fields) or ("" if lab.stored(run) == end else "other file")
+        try:
+            for stop in stops:
+                steps += lab.train(run, stop - run.step)
+                run.save(path)
+                run = lab.run(changes, path=path)
+            steps += lab.train(run)
+            found = difference(trace, steps, ("positions", "batches", "losses", "weights", "texts"))
+            return found or ("" if lab.stored(run) == end else "other file")
+        except MinigenError as error:
+            return str(error)
 
     plans = [(0,), (1,), (last // 2,), (last,), (1, 2), (1, last // 2, last - 1)]
     warm_up = lab.config.optimizer.warmup_steps

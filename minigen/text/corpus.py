@@ -63,6 +63,15 @@ class Tokens:
     def __len__(self) -> int:
         return len(self.array) - 1
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Say of a part of a file which part it is; a copy, or a pickle, maps it again."""
+        return vars(self) if self._file is None else {**vars(self), "array": len(self.array)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if self._file is not None:
+            self.array = self._file.array[self._start : self._start + state["array"]]
+
     def part(self, start: int, stop: int) -> "Tokens":
         """Return the tokens from `start` to before `stop`."""
         return Tokens(self.array[start:stop], self._tokenizer, self._file, self._start + start)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import mmap
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -60,6 +61,7 @@ class TokenFile:
     def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
         """Open a file; raises MinigenError where there is none that is whole."""
         self._path = path
+        self._seeking = threading.Lock()  # between two threads, where to read from would change
         with _reading(path):
             self._file = path.open("rb", buffering=0)
             weakref.finalize(self, self._file.close)
@@ -67,13 +69,17 @@ class TokenFile:
             self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
             self.array: NDArray[Any] = np.frombuffer(self._map, dtype, size // dtype.itemsize)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let a copy, or a pickle, open the file again."""
+        return TokenFile, (self._path, self.array.dtype)
+
     def read(self, start: int, stop: int) -> NDArray[Any]:
         """Return the tokens from `start` to before `stop`, in memory of their own.
 
         A page of the map, with up to 2 MB around it, counts as memory of this process once it is
         touched, and to map it takes longer than to read it.
         """
-        with _reading(self._path):
+        with _reading(self._path), self._seeking:
             self._file.seek(start * self.array.itemsize)
             data = self._file.read((stop - start) * self.array.itemsize)
             return np.frombuffer(data, self.array.dtype)
@@ -81,7 +87,7 @@ class TokenFile:
     def windows(self, starts: NDArray[np.int64], width: int) -> NDArray[Any]:
         """Return `width` tokens from each start on (N, width)."""
         size, read = width * self.array.itemsize, []
-        with _reading(self._path):
+        with _reading(self._path), self._seeking:
             for place in (starts * self.array.itemsize).tolist():
                 self._file.seek(place)
                 read.append(self._file.read(size))

@@ -106,15 +106,16 @@ class ByteTokenizer:
                 yield np.frombuffer(text.encode("utf-16-le"), self.dtype)
             return
         for words in _words(texts):
-            unseen = set(words).difference(self._tokens_of_word)
-            if len(self._tokens_of_word) + len(unseen) > _REMEMBERED_WORDS:
-                self._tokens_of_word.clear()
+            known = self._tokens_of_word  # another thread may put a new one in its place
+            unseen = set(words).difference(known)
+            if len(known) + len(unseen) > _REMEMBERED_WORDS:
+                known = self._tokens_of_word = {}
                 unseen = set(words)
-            self._remember(list(unseen))
-            joined = b"".join(map(self._tokens_of_word.__getitem__, words))
+            self._remember(list(unseen), known)
+            joined = b"".join(map(known.__getitem__, words))
             yield np.frombuffer(joined, self.dtype)
 
-    def _remember(self, words: list[str]) -> None:
+    def _remember(self, words: list[str], known: dict[str, bytes]) -> None:
         """Encode new words with the library, on all cores: lists of words, ended by chr(256)."""
         lists = [words[start : start + 512] for start in range(0, len(words), 512)]
         texts = ["".join(word + END_OF_TEXT_CHARACTER for word in part) for part in lists]
@@ -126,7 +127,7 @@ class ByteTokenizer:
                 ends.remove(ends[part.index(END_OF_TEXT_CHARACTER)])
             data, width, start = ids.tobytes(), self.dtype.itemsize, 0
             for word, end in zip(part, ends, strict=True):
-                self._tokens_of_word[word] = data[start * width : end * width]
+                known[word] = data[start * width : end * width]
                 start = end + 1
 
     @cached_property

@@ -3,6 +3,7 @@
 import json
 import warnings
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass
 from functools import reduce
 from numbers import Integral
@@ -95,6 +96,10 @@ class Run:
     run and the same calls, works through its share of each batch, and gets the same bits. Without
     one, all that is written ``self.workers`` here just does the work at hand.
 
+    A step is made on the side and takes its place at once: whatever is raised on the way, the run
+    is as before the step or as after it, and other threads that ask it for text find it so, too.
+    Copies and pickles of a run are runs.
+
     >>> config = Config.load("fables", overrides={"training.steps": 2})
     >>> [record.step for record in Run(config).steps()]
     [1, 2]
@@ -165,6 +170,7 @@ class Run:
             self.workers.agree(f"[{name}] in their config", json.dumps(table))
         config.sampling.policy.check_ids(tokenizer.vocab_size)  # now, not at the first sample
         self.last: StepRecord | None = None  # what the latest step left, in this process
+        self._is_broken = False
         self.tokenizer = tokenizer
         V, K, D = tokenizer.vocab_size, config.model.context_length, config.model.embedding_dim
         weights = V * (D + K * D + 1)
@@ -225,26 +231,69 @@ class Run:
                 f"steps must be from 0 to the {left} left of training.steps = "
                 f"{self.config.training.steps} (got {steps}); raise training.steps to train longer"
             )
-        return (self._record_step() for _ in range(steps))
+        return (self._take_step() for _ in range(steps))
 
     def _all_done(self) -> str:
         done = f"all {self.step} steps of training.steps are done"
         return f"{done}; raise training.steps to train longer"
 
-    def _record_step(self) -> StepRecord:
-        self.last = self._take_step()
-        return self.last
-
     def _take_step(self) -> StepRecord:
-        step = self.step + 1
-        if step > self.config.training.steps:  # of two iterators, the other took the last step
+        if self.step == self.config.training.steps:  # of two iterators, the other took the last
             raise OptionError(self._all_done())
+        self._check_whole()
         self.read_corpus()
+        after = self._twin()
+        positions = {name: stream.position for name, stream in after.streams.items()}
+        try:
+            record = after._advance()
+        except MinigenError:  # all workers raise it
+            raise
+        except BaseException:
+            self._is_broken = self.workers.size > 1  # the others have gone on, or wait
+            raise
+        # A stream that the step did not use stays, since another thread may be drawing from it.
+        moved = {name: s for name, s in after.streams.items() if s.position != positions[name]}
+        # One call, so that neither an interruption nor another thread comes between.
+        vars(self).update(
+            model=after.model,
+            optimizer=after.optimizer,
+            streams=self.streams | moved,
+            last=record,
+        )
+        return record
+
+    def _twin(self) -> Self:
+        """Return this run once more, sharing with it whatever no step writes into."""
+        twin = object.__new__(type(self))
+        vars(twin).update(vars(self))
+        twin.optimizer = copy(twin.optimizer)
+        copies = {id(stream): copy(stream) for stream in twin.streams.values()}
+        twin.streams = {name: copies[id(stream)] for name, stream in twin.streams.items()}
+        return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the whole run, but for who watches its text being read."""
+        if self.workers.size > 1:
+            raise MinigenError("a run of several workers cannot be copied: save it, and load that")
+        return {**vars(self), "_progress": None}
+
+    def _check_whole(self) -> None:
+        """Raise MinigenError where the run is not what its config makes of it at this step."""
+        if self._is_broken:
+            raise MinigenError(
+                f"this run is broken: its step {self.step + 1} was interrupted in one of "
+                f"{self.workers.size} workers; load its last checkpoint"
+            )
+
+    def _advance(self) -> StepRecord:
+        """Take a step, in place: see ``_take_step``."""
+        step = self.step + 1
         try:
             statistics = self._draw_statistics()
-            gradient = self.model.gradient(statistics, scratch("gradient", self.model.flat.size))
-            rate = self.optimizer.update(self.model.flat, gradient)
-            self.model.changed()
+            weights = np.empty_like(self.model.flat)
+            gradient = self.model.gradient(statistics, scratch("gradient", weights.size))
+            rate = self.optimizer.update(self.model.flat, gradient, out=weights)
+            self.model = self.model.with_weights(weights)
             self.model.check()
         except MinigenError as error:
             raise MinigenError(
@@ -356,7 +405,13 @@ class Run:
 
         The options are those of a `Policy`. Returns the continuation alone; ``generator`` has more.
         """
-        return self.generator.generate(prompt, max_new_tokens=max_new_tokens, **options).text
+        stream = self.streams["inference"]
+        position = stream.position
+        try:
+            return self.generator.generate(prompt, max_new_tokens=max_new_tokens, **options).text
+        except BaseException:
+            stream.position = position  # a text that never came has drawn nothing
+            raise
 
     def _sample(self) -> Sample:
         table = self.config.sampling
@@ -370,26 +425,42 @@ class Run:
 
         Of several workers, the first one writes it.
         """
-        self.model.check()  # weights that no step could take up again are not worth a file
-        tensors = dict(self.model.parameters)
-        for moment, flat in self.optimizer.moments.items():
-            tensors |= {f"{moment}.{name}": view for name, view in self.model.views(flat).items()}
+        now = self._twin()  # another thread may be training this one
+        now._check_whole()
+        now._check_batches(now.step, now.streams["optimizer"].position)
+        now.model.check()  # weights that no step could take up again are not worth a file
+        tensors = dict(now.model.parameters)
+        for moment, flat in now.optimizer.moments.items():
+            tensors |= {f"{moment}.{name}": view for name, view in now.model.views(flat).items()}
         saved = checkpoint.Checkpoint(
-            config=self.config.portable(),
-            tokenizer=self.tokenizer.state(),
-            step=self.step,
-            streams={name: index(stream.position) for name, stream in self.streams.items()},
-            corpus_sha256=self.corpus_sha256,
+            config=now.config.portable(),
+            tokenizer=now.tokenizer.state(),
+            step=now.step,
+            streams={name: index(stream.position) for name, stream in now.streams.items()},
+            corpus_sha256=now.corpus_sha256,
             tensors=tensors,
             format=self._format,
         )
         self.workers.from_first(lambda: checkpoint.save(path, saved))
+
+    def _check_batches(self, step: int, position: int) -> None:
+        """Refuse a state that the steps so far do not lead to: they took N words each."""
+        batch_size = self.config.training.batch_size
+        if position != step * batch_size:
+            raise MinigenError(
+                f"the run is broken: after {step} steps of {batch_size} predictions the stream "
+                f"optimizer must be at word {step * batch_size} (got {position})"
+            )
 
     def _check(self, path: Path, saved: checkpoint.Checkpoint) -> None:
         """Refuse a checkpoint from which training with this config cannot go on."""
         total = self.config.training.steps
         if saved.step > total:
             raise MinigenError(f"{path} cannot be right: it is at step {saved.step} of {total}")
+        try:
+            self._check_batches(saved.step, saved.streams["optimizer"])
+        except MinigenError as error:
+            raise MinigenError(f"{path} cannot be right: {error}") from None
         needed = {f"{m}.{name}" for m in self.optimizer.moments for name in checkpoint.PARAMETERS}
         if missing := sorted(needed - saved.tensors.keys()):
             raise MinigenError(

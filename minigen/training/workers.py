@@ -233,7 +233,7 @@ def use_threads(count: int) -> None:
     """Hold this process at so many threads, or fewer, where others compute on the same cores."""
     from minigen.model.parallel import resources
 
-    threads, _, blas = resources()
+    threads, blas = resources()
     blas.limit(limits=max(1, min(count, threads)))
     resources.cache_clear()
 

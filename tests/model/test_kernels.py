@@ -61,8 +61,8 @@ def threads(monkeypatch):
     """Set the number of threads, and let every loop be shared out, however small."""
 
     def set_to(number: int) -> None:
-        _, helpers, blas = parallel.resources()
-        monkeypatch.setattr(parallel, "resources", lambda: (number, helpers, blas))
+        _, blas = parallel.resources()
+        monkeypatch.setattr(parallel, "resources", lambda: (number, blas))
         monkeypatch.setattr(parallel, "GRAIN", 1)
 
     return set_to

@@ -112,7 +112,8 @@ def test_a_resume_that_forgot_a_streams_position_would_be_seen(tmp_path, whole):
     run = Run.load(tmp_path / "stopped.safetensors", text=TEXT)
     run.streams["optimizer"].position = 0
     assert records + run.train() != whole[0]
-    assert saved_bytes(run, tmp_path) != whole[1]
+    with pytest.raises(MinigenError, match=r"after 10 steps of 8 .* must be at word 80 \(got 40\)"):
+        run.save(tmp_path / "x")
 
 
 def test_after_the_last_step_nothing_is_left_to_train(tmp_path, whole):
