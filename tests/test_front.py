@@ -153,13 +153,31 @@ FAULTS = {
 }
 
 
+SCRIPT = ROOT / "docs/examples/library.py"
+
+
+def test_a_script_of_forty_lines_does_all_that_the_commands_do(tmp_path: Path) -> None:
+    code = [line for line in SCRIPT.read_text().splitlines() if line and line[0] != "#"]
+    assert len(code) <= 40
+    imported = [
+        node for node in ast.walk(ast.parse(SCRIPT.read_text())) if isinstance(node, ast.Import)
+    ]
+    assert [alias.name for node in imported for alias in node.names] == ["minigen"]
+    done = subprocess.run([sys.executable, SCRIPT], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "sampling: True, since" in done.stdout
+    assert {path.name for path in tmp_path.iterdir()} == {"runs", "mine.safetensors"}
+
+
 def test_a_strict_type_checker_accepts_a_right_script_and_finds_each_fault(tmp_path: Path) -> None:
     faulty = USER + "".join(f"{line}\n" for line in FAULTS)
     (tmp_path / "faulty.py").write_text(faulty)
+    (tmp_path / "library.py").write_text(SCRIPT.read_text())
     command = [sys.executable, "-m", "mypy", "--strict", "--no-pretty", "--no-error-summary"]
-    command += [f"--cache-dir={ROOT / '.mypy_cache'}", "faulty.py"]
+    command += [f"--cache-dir={ROOT / '.mypy_cache'}", "faulty.py", "library.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     first = USER.count("\n") + 1
     found = [line for line in done.stdout.splitlines() if ": error: " in line]
+    assert all(line.startswith("faulty.py:") for line in found)
     codes = {int(line.split(":")[1]) - first: line.rpartition("[")[2][:-1] for line in found}
     assert codes == dict(enumerate(FAULTS.values())), done.stdout + done.stderr

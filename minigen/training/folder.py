@@ -55,12 +55,12 @@ class RunFolder:
     Of several workers the first one alone reads and writes it, so that only it need see the disk.
     """
 
-    def __init__(self, path: Path, run: Run):
-        self.path, self.run = path, run
+    def __init__(self, path: str | Path, run: Run):
+        self.path, self.run = Path(path), run
         self.latest = self._checkpoint()
 
     @classmethod
-    def create(cls, path: Path, run: Run) -> Self:
+    def create(cls, path: str | Path, run: Run) -> Self:
         """Start a folder, new or empty, with the config and a checkpoint of step 0."""
         folder = cls(path, run)
         run.workers.from_first(folder._make)
@@ -68,13 +68,15 @@ class RunFolder:
         return folder
 
     @classmethod
-    def resume(cls, path: Path, config: Config, *, workers: Any = None, **run_options: Any) -> Self:
+    def resume(
+        cls, path: str | Path, config: Config, *, workers: Any = None, **run_options: Any
+    ) -> Self:
         """Go on from the latest checkpoint of a folder, with its config or a permitted change.
 
         ``run_options`` are those of ``Run``. A folder without a checkpoint starts at step 0.
         """
         workers = join(workers)
-        latest = workers.from_first(lambda: _latest(path, config))
+        latest = workers.from_first(lambda: _latest(Path(path), config))
         if latest is None:
             run = Run(config, workers=workers, **run_options)
         else:
