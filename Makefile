@@ -39,6 +39,7 @@ screenshot: .venv/installed-browser
 docs: .venv/installed-dev
 	$(BIN)/minigen config > configs/fables.toml
 	$(BIN)/python -m tests.test_documents
+	$(BIN)/python -m docs.notebook
 
 # What a change must pass beside the tests; the hook in .pre-commit-config.yaml runs it.
 check: .venv/installed-dev

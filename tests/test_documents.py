@@ -8,6 +8,7 @@ behind it use; its first line names the file, in which its context must be uniqu
 `python -m tests.test_documents [PAGE…]` writes the outputs anew.
 """
 
+import ast
 import contextlib
 import difflib
 import doctest
@@ -156,6 +157,8 @@ def python(block: str, page: Path, line: int, names: dict[str, Any]) -> str:
         with contextlib.redirect_stdout(io.StringIO()) as written:
             exec(code, names)
         prompts = (f">>> {part.source}".rstrip("\n").replace("\n", "\n... ")).splitlines()
+        if hasattr(ast.parse(part.source).body[0], "body"):  # the prompt waits for a line
+            prompts.append("...")
         rendered += "".join(f"{prompt.rstrip()}\n" for prompt in prompts)
         rendered += merged(part.want, re.sub("(?m)^\n", "<BLANKLINE>\n", written.getvalue()))
     return rendered
