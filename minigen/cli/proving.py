@@ -1,7 +1,9 @@
 """`prove` runs the reproducibility experiments; `verify` trains a checkpoint again."""
 
 import textwrap
-from concurrent.futures import as_completed
+from collections import deque
+from concurrent.futures import Future, as_completed
+from contextlib import suppress
 from dataclasses import asdict
 from functools import reduce
 from operator import add
@@ -259,7 +261,10 @@ def _show(verification: "Verification", checked: "list[tuple[Segment, Outcome]]"
 def _check_all(
     verifications: "list[Verification]", workers: "Workers", shows: bool
 ) -> "list[Outcome]":
-    """Check the segments, side by side where there are several; the longest come first."""
+    """Check the segments, side by side where that is worth it; the longest come first.
+
+    This process takes part. Whoever is done takes the next segment, since a helper has to start.
+    """
     from tqdm import tqdm
 
     from minigen.proof.verification import check
@@ -267,16 +272,36 @@ def _check_all(
     segments = [segment for one in verifications for segment in one.segments]
     total = reduce(add, (segment.steps for segment in segments), 0)
     with tqdm(total=total, unit="step", disable=not shows or workers.rank > 0) as bar:
-        if workers.size == 1 and not verifications[0].is_worth_processes():
-            return [verifications[0].check(one, lambda record: bar.update()) for one in segments]
-        with workers.pool(len(segments)) as executor:
+
+        def here(segment: "Segment") -> "Outcome":
+            return verifications[0].check(segment, lambda record: bar.update())
+
+        helpers = workers.helpers()
+        if workers.size == 1 and not (helpers and verifications[0].is_worth_processes()):
+            return [here(segment) for segment in segments]
+        with workers.pool(len(segments), joins=True) as executor:
             if executor is None:
                 return []
-            longest_first = sorted(segments, key=lambda segment: -segment.steps)
-            futures = {executor.submit(check, segment): segment for segment in longest_first}
-            outcomes = {}
-            for future in as_completed(futures):
-                segment = futures[future]
-                outcomes[segment.last] = future.result()
-                bar.update(segment.steps)
+            waiting = deque(sorted(segments, key=lambda segment: -segment.steps))
+            outcomes: dict[int, Outcome] = {}
+            running: dict[Future[Outcome], Segment] = {}
+
+            def hand_out(_done: "Future[Outcome] | None" = None) -> None:
+                with suppress(IndexError):  # nothing is left
+                    segment = waiting.popleft()
+                    future = executor.submit(check, segment)
+                    running[future] = segment
+                    future.add_done_callback(hand_out)
+
+            for _ in range(helpers):
+                hand_out()
+            while waiting:
+                with suppress(IndexError):
+                    segment = waiting.popleft()
+                    outcomes[segment.last] = here(segment)
+            while len(outcomes) < len(segments):
+                for future in as_completed(list(running)):
+                    segment = running.pop(future)
+                    outcomes[segment.last] = future.result()
+                    bar.update(segment.steps)
     return [outcomes[segment.last] for segment in segments]

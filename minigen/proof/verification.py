@@ -25,7 +25,7 @@ from minigen.training.folder import METRICS, read_lines
 from minigen.training.keys import KEYS
 from minigen.training.run import Run, StepRecord
 
-WORTH_PROCESSES = 1 << 29  # logits, times the positions that add up to each: some seconds
+WORTH_PROCESSES = 1 << 28  # logits, times the positions that add up to each: a few seconds
 LOGGED = ("loss_bits", "learning_rate", "optimizer_position", "fingerprint")
 
 

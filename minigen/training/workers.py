@@ -67,16 +67,25 @@ class Workers:
     def agree(self, what: str, value: str) -> None:
         """Raise MinigenError unless all workers have the same value."""
 
+    def helpers(self) -> int:
+        """How many tasks of a pool can run beside this process: a core each."""
+        return len(_cores()) - 1
+
     @contextmanager
-    def pool(self, tasks: int) -> Iterator[Executor | None]:
+    def pool(self, tasks: int, *, joins: bool = False) -> Iterator[Executor | None]:
         """Give what runs tasks that have nothing to do with each other: here, a process a core.
 
-        An interruption is passed on to them. A worker that is given None has done its share.
+        ``joins``: the caller runs some of them meanwhile, on a core of its own, held at its share
+        of the threads from then on. An interruption is passed on to them. A worker that is given
+        None has done its share.
         """
         cores = len(_cores())
-        processes = max(1, min(tasks, cores))
+        processes = max(1, min(tasks, cores) - joins)
+        threads = cores // (processes + joins)
+        if joins:
+            use_threads(threads)
         with ProcessPoolExecutor(
-            processes, get_context("spawn"), _start_helper, (cores // processes,)
+            processes, get_context("spawn"), _start_helper, (threads,)
         ) as executor:
             try:
                 yield executor
@@ -166,8 +175,12 @@ class MPIWorkers(Workers):
             return first
         return type(first)(f"worker {rank} of {self.size}: {first}")
 
+    def helpers(self) -> int:
+        """How many tasks of a pool can run beside the first worker."""
+        return self.size - 1
+
     @contextmanager
-    def pool(self, tasks: int) -> Iterator[Executor | None]:
+    def pool(self, tasks: int, *, joins: bool = False) -> Iterator[Executor | None]:
         """Let the other workers run the tasks that the first one hands out.
 
         An interruption has reached them already: mpiexec passes it on.
