@@ -1,13 +1,20 @@
-"""The one safe writer: a file gets all of its new content, or stays as it was."""
+"""The one safe writer, and the one owner of a folder.
+
+A file gets all of its new content, or stays as it was. One process at a time writes to a folder.
+"""
 
 import os
 import re
 import secrets
 import time
+import warnings
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
+
+from minigen.errors import MinigenError
 
 try:
     import fcntl
@@ -54,7 +61,59 @@ def _new(path: Path) -> IO[bytes]:
         file.close()  # another process took it for a stray before it was locked
 
 
-def _lock(file: IO[bytes]) -> bool | None:
+class Ownership:
+    """A folder is this process's to write to, as long as this object is kept.
+
+    The lock is the system's, on the folder itself: it leaves no file, and dies with its process.
+    """
+
+    def __init__(self, folder: Path, descriptor: int) -> None:
+        weakref.finalize(self, os.close, descriptor)
+        locked = _lock(descriptor)
+        if locked is False:
+            raise MinigenError(
+                f"{folder} is being written to by {_owner(descriptor)}: wait for its end, or name "
+                "another folder with --out"
+            )
+        if locked is None:
+            warnings.warn(
+                f"{folder} cannot be locked here: start no second process that writes to it",
+                stacklevel=3,
+            )
+
+
+_owned: "weakref.WeakValueDictionary[tuple[int, int], Ownership]" = weakref.WeakValueDictionary()
+
+
+def own(folder: Path) -> Ownership | None:
+    """Own a folder; None where a system has no locks. Raises MinigenError where another does."""
+    if fcntl is None:
+        return None
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+        place = os.fstat(descriptor)
+    except OSError as error:
+        raise MinigenError(f"cannot read folder {folder}: {error.strerror}") from None
+    key = place.st_dev, place.st_ino
+    if owned := _owned.get(key):
+        os.close(descriptor)
+        return owned
+    ownership = _owned[key] = Ownership(folder, descriptor)
+    return ownership
+
+
+def _owner(descriptor: int) -> str:
+    """Say which process holds the lock of a file that is open, where Linux tells."""
+    with suppress(OSError, ValueError, IndexError):
+        inode = str(os.fstat(descriptor).st_ino)
+        for line in Path("/proc/locks").read_text().splitlines():
+            fields = line.split()
+            if fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == inode and int(fields[4]):
+                return f"process {fields[4]}"
+    return "another process"
+
+
+def _lock(file: IO[bytes] | int) -> bool | None:
     """Lock a file until it is closed: whether it could be done; None where there are no locks."""
     if fcntl is None:
         return None

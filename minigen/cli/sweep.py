@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from minigen import files
 from minigen.cli import cli
 from minigen.cli.options import (
     PATH,
@@ -73,6 +74,7 @@ def sweep(
             table,
         )
 
+        owned: list[files.Ownership | None] = []  # to the end of the sweep
         given = {"CONFIG": config, "--text": texts, "--set": settings, "--seeds": seeds}
 
         def load() -> dict[Path, Config]:
@@ -86,6 +88,7 @@ def sweep(
                 )
                 chosen = parse_seeds(str(base.run.seed) if seeds is None else seeds)
                 create(path, plan(base, parse_axes(settings), chosen))
+            owned.append(files.own(path) if path.is_dir() else None)
             return find(path)
 
         runs = workers.from_first(load)

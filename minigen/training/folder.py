@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Self
 
+from minigen import files
 from minigen.errors import MinigenError
 from minigen.training import checkpoint
 from minigen.training.config import CONFIG as CONFIG
@@ -58,6 +59,7 @@ class RunFolder:
     def __init__(self, path: str | Path, run: Run):
         self.path, self.run = Path(path), run
         self.latest = self._checkpoint()
+        self._owned: files.Ownership | None = None
 
     @classmethod
     def create(cls, path: str | Path, run: Run) -> Self:
@@ -76,6 +78,12 @@ class RunFolder:
         ``run_options`` are those of ``Run``. A folder without a checkpoint starts at step 0.
         """
         workers = join(workers)
+        owned: list[files.Ownership | None] = [None]  # of the first worker alone
+
+        def take() -> None:
+            owned[0] = files.own(Path(path))
+
+        workers.from_first(take)
         latest = workers.from_first(lambda: _latest(Path(path), config))
         if latest is None:
             run = Run(config, workers=workers, **run_options)
@@ -83,6 +91,7 @@ class RunFolder:
             run = Run.load(latest, config=config, workers=workers, **run_options)
             run.read_corpus()  # refuses another text before anything is cut off
         folder = cls(path, run)
+        folder._owned = owned[0]
         workers.from_first(folder._cut_logs)
         if latest is None:
             folder.save()
@@ -94,6 +103,8 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise MinigenError(f"cannot make folder {self.path}: {error.strerror}") from None
+        self._owned = files.own(self.path)
+        require_empty(self.path)  # another one may have been faster
         self._write_config()
 
     def _cut_logs(self) -> None:
@@ -160,6 +171,10 @@ def _latest(path: Path, config: Config) -> Path | None:
     latest = checkpoint.locate(path)
     saved = checkpoint.load(latest, moments=False)
     checkpoint.require_trainable(latest, saved.format)
+    if f"step-{saved.step:06d}.safetensors" != latest.name:
+        raise MinigenError(
+            f"{latest} is of step {saved.step}, whatever its name says: remove it, or name it so"
+        )
     _require_same(Config.from_dict(saved.config, source=str(latest)), config)
     return latest
 

@@ -14,7 +14,7 @@ from tests.conftest import TINY
 from tests.faults.campaign import TRAIN, Campaign, Ended, Process, Reference
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-TRAININGS, SAVES, BUILDS, SWEEPS = 110, 60, 60, 8
+TRAININGS, SAVES, BUILDS, SWEEPS = 120, 60, 60, 8
 OPTIONS = {"documents": "line", "validation_fraction": 0.1, "vocab_size": 300}
 
 

@@ -1,0 +1,86 @@
+"""One process at a time writes to a run folder."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minigen import MinigenError, files
+from minigen.training.config import Config
+from minigen.training.folder import RunFolder
+from minigen.training.run import Run
+from tests.conftest import TINY, TINY_SETTINGS
+
+pytest.importorskip("fcntl", reason="locks are POSIX's")
+LONG = ["train", *TINY_SETTINGS, "--set", "training.steps=100000", "--out", "run"]
+RESUME = ["train", "--resume", "--out", "run"]
+
+
+def start(*arguments: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "minigen", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+
+
+def test_a_second_process_is_refused_and_told_who_has_the_folder() -> None:
+    first = start(*LONG)
+    assert first.stderr
+    first.stderr.readline()
+    second = start(*RESUME)
+    err = second.communicate(timeout=60)[1].decode()
+    holder = f"process {first.pid}" if sys.platform == "linux" else "another process"
+    assert (second.returncode, err.count("\n")) == (1, 1)
+    assert err.startswith(f"Error: run is being written to by {holder}: wait for its end")
+    first.kill()  # the lock dies with it
+    first.communicate()
+    third = start(*RESUME)
+    assert third.stderr
+    third.stderr.readline()
+    third.terminate()
+    third.communicate(timeout=60)
+    assert third.returncode == 130
+
+
+def test_of_two_that_start_at_once_one_is_refused_and_nothing_is_mixed() -> None:
+    short = ["train", *TINY_SETTINGS, "--out", "run"]
+    both = [start(*short), start(*short)]
+    for process in both:
+        process.communicate(timeout=60)
+    assert sorted(process.returncode for process in both) == [0, 1]
+    steps = Path("run/metrics.jsonl").read_text().count('"step"')
+    assert steps == 6
+
+
+def test_a_process_may_take_its_own_folder_again() -> None:
+    folder = RunFolder.create(Path("run"), Run(Config.load("fables", TINY)))
+    again = RunFolder.resume(Path("run"), folder.run.config)
+    assert again.run.step == folder.run.step == 0
+
+
+def test_where_locks_do_not_exist_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(files.fcntl, "flock", unknown)
+    os.mkdir("folder")
+    with pytest.warns(UserWarning, match="folder cannot be locked here"):
+        files.own(Path("folder"))
+
+
+def test_a_folder_that_is_not_there_is_named() -> None:
+    with pytest.raises(MinigenError, match="cannot read folder missing: No such file"):
+        files.own(Path("missing"))
+
+
+def test_a_checkpoint_of_another_step_than_its_name_is_refused() -> None:
+    folder = RunFolder.create(Path("run"), Run(Config.load("fables", TINY)))
+    Path("run/step-000900.safetensors").write_bytes(folder.latest.read_bytes())
+    with pytest.raises(MinigenError, match=r"step-000900\.safetensors is of step 0, whatever"):
+        RunFolder.resume(Path("run"), folder.run.config)
