@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from minigen.cli.outlets import visible
-from tests.conftest import Result
+from tests.conftest import TINY_SETTINGS, Result
 
 Command = Callable[..., Result]
 MINIGEN = [sys.executable, "-m", "minigen"]
@@ -73,6 +73,14 @@ def test_a_file_without_prompts_gives_no_text_and_says_so(
     Path("prompts.txt").write_bytes(data)
     result = minigen("generate", str(tiny_run), "--prompts", "prompts.txt")
     assert result == Result(0, "", "prompts.txt holds no prompt, so there is no text\n")
+
+
+def test_evaluate_says_that_line_ends_between_documents_are_not_counted(minigen: Command) -> None:
+    Path("lines.txt").write_text("a\nb\n" * 3)
+    lines = ("--set", "corpus.documents=line", "--text", "lines.txt")
+    assert minigen("train", *TINY_SETTINGS, *lines, "--out", "run").status == 0
+    out = minigen("evaluate", "run", "--text", "lines.txt").out
+    assert "over 6 bytes of documents, without the line ends between them\n" in out
 
 
 # ---- Text leaves

@@ -256,3 +256,8 @@ def test_a_stream_gives_the_text_wherever_it_is_cut(text, size):
 
 def test_characters_are_bytes():
     assert characters("é") == characters("é".encode()) == "\xc3\xa9"
+
+
+def test_several_lists_of_ids_are_refused_and_not_run_together():
+    with pytest.raises(OptionError, match=r"must be one list \(got shape \(1, 2\)\)"):
+        ByteTokenizer().decode([[1, 2]])
