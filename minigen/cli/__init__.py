@@ -123,6 +123,11 @@ def _tell(error: BaseException) -> int:
         return _tell(error.__cause__ or error)
     if isinstance(error, click.exceptions.Exit):
         return error.exit_code
+    if isinstance(error, SystemExit) and isinstance(error.code, int):  # of click's completion
+        return error.code
+    if isinstance(error, click.NoSuchOption) and not error.possibilities:
+        cure = "a text that begins with - comes last, behind --"
+        return _fail(f"{error.format_message()} ({cure})", error.exit_code)
     if isinstance(error, click.ClickException):
         return _fail(error.format_message(), error.exit_code)
     if isinstance(error, click.Abort | KeyboardInterrupt):

@@ -6,12 +6,12 @@ from typing import Any
 import click
 
 from minigen.cli import cli
-from minigen.cli.options import json_option, note, print_json
+from minigen.cli.options import PATH, json_option, note, print_json
 
 
 @cli.command()
-@click.argument("a")
-@click.argument("b")
+@click.argument("a", type=PATH)
+@click.argument("b", type=PATH)
 @json_option
 def diff(a: str, b: str, as_json: bool) -> int:
     """Say in what A and B differ first, and what to do about it.

@@ -8,6 +8,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from minigen.cli.outlets import visible
 from minigen.errors import MinigenError
@@ -44,11 +45,27 @@ class _PathOption(click.ParamType[str]):
             self.fail("a path must not be empty (got '')", param, ctx)
         return expand(value)
 
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Leave it to the shell to complete the names of files."""
+        return [CompletionItem(incomplete, type="file")]
+
+
+def _complete_config(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Complete the names of the shipped configs, and else those of files."""
+    from minigen.training.config import shipped
+
+    names = [CompletionItem(name) for name in shipped() if name.startswith(incomplete)]
+    return names or PATH.shell_complete(ctx, param, incomplete)
+
 
 PATH = _PathOption()
 model_argument = click.argument("model", type=PATH)
 prompt_argument = click.argument("prompt", required=False, callback=argument_bytes)
-config_argument = click.argument("config", required=False)
+config_argument = click.argument("config", required=False, shell_complete=_complete_config)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 text_option = click.option(
     "--text",
@@ -56,6 +73,7 @@ text_option = click.option(
     multiple=True,
     metavar="PATH",
     callback=_texts,
+    shell_complete=PATH.shell_complete,
     help="A text to read instead of the configured one: a file, a folder, or - for stdin. May be "
     "repeated.",
 )

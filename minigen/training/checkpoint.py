@@ -170,9 +170,10 @@ def locate(model_path: str | Path) -> Path:
         return path
     steps = by_step(path)
     if not steps:
+        others = sorted(path.glob("*.safetensors"))
+        cure = f"name a file in it, as {others[0]}" if others else "name a run folder, or a file"
         raise MinigenError(
-            f"folder {path} holds no checkpoint (step-NNNNNN.safetensors): "
-            "name a run folder or a checkpoint file"
+            f"folder {path} holds no checkpoint of a run (step-NNNNNN.safetensors): {cure}"
         )
     return steps[max(steps)]
 

@@ -157,7 +157,7 @@ def parse_override(text: str) -> tuple[str, Any]:
     return key.strip(), parsed["value"] if len(parsed) == 1 and is_meant else value
 
 
-def _shipped() -> dict[str, Path]:
+def shipped() -> dict[str, Path]:
     """Map the names of the shipped configs to their files: in a wheel, or in a checkout."""
     package = Path(__file__).parents[1]
     folders = [package / "configs", package.parent / "configs"]
@@ -170,14 +170,14 @@ def _find(name_or_path: str | Path) -> Path:
     name = os.fspath(name_or_path)
     if isinstance(name_or_path, Path) or name.endswith(".toml") or "/" in name:
         return Path(expand(name))
-    shipped = _shipped()
-    if name not in shipped:
-        nearest_first = sorted(shipped, key=lambda known: -_likeness(name, known))
+    known = shipped()
+    if name not in known:
+        nearest_first = sorted(known, key=lambda one: -_likeness(name, one))
         raise OptionError(
             f"no shipped config is called {name!r}: there are {', '.join(nearest_first)}; "
             "the path of a file ends in .toml or holds a /"
         )
-    return shipped[name]
+    return known[name]
 
 
 def _read(path: Path) -> Values:

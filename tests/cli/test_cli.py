@@ -419,6 +419,54 @@ def test_greedy_speculation_prints_the_greedy_text(minigen: Command, tiny_run: P
     assert minigen(*command, *draft).out == minigen(*command).out
 
 
+@pytest.mark.parametrize(
+    ("words", "completions"),
+    [
+        ("gener", "plain,generate"),
+        ("generate runs/f", "file,runs/f"),
+        ("score model --file READ", "file,READ"),
+        ("train fab", "plain,fables"),
+        ("train my.t", "file,my.t"),
+        ("train --text READ", "file,READ"),
+        ("report ru", "file,ru"),
+        ("diff ru", "file,ru"),
+    ],
+)
+def test_the_shell_completes_commands_and_file_names(words: str, completions: str) -> None:
+    variables = {"COMP_WORDS": f"minigen {words}", "COMP_CWORD": str(len(words.split()))}
+    environment = {**os.environ, **variables, "_MINIGEN_COMPLETE": "bash_complete"}
+    done = subprocess_run(env=environment)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.decode().splitlines() == [completions]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cure"),
+    [
+        (["traim"], "Did you mean 'train'?"),
+        (["generate", "{run}", "- item"], "a text that begins with - comes last, behind --"),
+        (["generate", "{run}", "--temprature", "1"], "Did you mean '--temperature'?"),
+        (["generate", "models"], "name a file in it, as models/only.safetensors"),
+    ],
+)
+def test_a_slip_is_told_its_cure(
+    minigen: Command, tiny_run: Path, arguments: list[str], cure: str
+) -> None:
+    Path("models").mkdir()
+    Path("models/only.safetensors").touch()
+    result = minigen(*(argument.format(run=tiny_run) for argument in arguments))
+    assert result.status in (1, 2)
+    assert cure in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_a_text_that_begins_with_a_hyphen_comes_behind_two(
+    minigen: Command, tiny_run: Path
+) -> None:
+    result = minigen("generate", str(tiny_run), "--max-new-tokens", "1", "--", "- item")
+    assert result.out.startswith("- item")
+
+
 BAD_GENERATIONS = {
     "a beam search that samples": (["--num-beams", "2", "--temperature", "1"], "--temperature"),
     "a beam search with samples": (["--num-beams", "2", "--num-samples", "2"], "--num-samples"),
