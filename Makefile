@@ -40,6 +40,7 @@ docs: .venv/installed-dev
 	$(BIN)/minigen config > configs/fables.toml
 	$(BIN)/python -m tests.test_documents
 	$(BIN)/python -m docs.notebook
+	$(BIN)/python -m docs.api
 
 # What a change must pass beside the tests; the hook in .pre-commit-config.yaml runs it.
 check: .venv/installed-dev
@@ -59,11 +60,13 @@ clean:
 # pip works on the new environment from outside, so that no python3-venv package is needed, and
 # puts a pip in it for those who activate it.
 .venv/installed: pyproject.toml
+	@echo "Installing minigen and what it needs (numpy, scipy, numba, …) into .venv, once: about a minute"
 	$(PYTHON) -m venv --without-pip .venv
 	$(INSTALL) pip -e '.[fast]'
 	touch $@
 
 .venv/installed-dev: .venv/installed
+	@echo "Installing what the tests and checks need (pytest, mypy, ruff, altair, …) into .venv, once"
 	$(INSTALL) -e '.[dev]'
 	touch $@
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import minigen
+from docs import api
 from minigen.training.keys import KEYS
 from tests.conftest import TINY
 
@@ -62,6 +63,13 @@ def test_things_say_what_they_are() -> None:
     html = run._repr_html_()
     assert run.fingerprint in html
     assert len(html) < 1000
+
+
+def test_the_page_about_the_library_is_made_of_its_docstrings() -> None:
+    made = api.page()
+    assert api.PAGE.read_text(encoding="utf-8") == made, "to make it anew: make docs"
+    assert api.public_names().keys() == set(minigen.__all__)
+    assert all(f"\n## minigen.{name}" in made for name in minigen.__all__)
 
 
 WRONG_TYPES: dict[str, tuple[Callable[[], object], str]] = {

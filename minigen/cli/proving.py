@@ -74,9 +74,9 @@ def prove(
     loaded = Config.load(config or "fables", changes)
     with reading_progress(progress) as reading:
         experiments = prove_all(loaded, progress=reading)
-        for number, claim in enumerate(experiments, start=1):
-            note(f"{number} of {len(EXPERIMENTS)} done: {claim.name}")
-            claims.append(claim)
+        for number, experiment in enumerate(EXPERIMENTS, start=1):
+            note(f"{number} of {len(EXPERIMENTS)}: {experiment.__name__.replace('_', ' ')}")
+            claims.append(next(experiments))
     holds = proven(claims)
     row: dict[str, str] = {}
     if share:
@@ -271,6 +271,8 @@ def _check_all(
 
     segments = [segment for one in verifications for segment in one.segments]
     total = reduce(add, (segment.steps for segment in segments), 0)
+    if not shows and workers.rank == 0:
+        note(f"training {total} steps again")
     with tqdm(total=total, unit="step", disable=not shows or workers.rank > 0) as bar:
 
         def here(segment: "Segment") -> "Outcome":
