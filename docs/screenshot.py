@@ -35,7 +35,7 @@ def _trained(folder: Path) -> Path:
 def main() -> None:
     """Open the report, fill in a policy and take the picture from the top to the draw."""
     with tempfile.TemporaryDirectory() as temporary:
-        run = Path(sys.argv[1]) if len(sys.argv) > 1 else _trained(Path(temporary) / "run")
+        run = Path(sys.argv[1]) if len(sys.argv) > 1 else _trained(Path(temporary) / "fables")
         page_file = write_report(run, Path(temporary) / "report.html")
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(
@@ -46,6 +46,7 @@ def main() -> None:
             page.goto(page_file.as_uri())
             for name, value in FIELDS.items():
                 page.fill(f"#{name}", value)
+            page.wait_for_function("document.getElementById('text').ariaBusy !== 'true'")
             for place in range(3, 60):  # the first later token that greedy would not have taken
                 page.fill("#place", str(place))
                 if not page.locator("#bars tr.drawn .greedy").count():
