@@ -10,6 +10,7 @@ import pytest
 
 import minigen
 from docs import api
+from minigen.decoding.policy import DEFAULTS, OPTIONS
 from minigen.training.keys import KEYS
 from tests.conftest import TINY
 
@@ -111,6 +112,11 @@ def test_every_config_key_is_explained_where_help_shows_it() -> None:
         table = getattr(minigen.Config.load(), name.partition(".")[0])
         assert f"{name} = {key.default!r}: {key.comment}" in str(minigen.Config.__doc__)
         assert f"{name} = {key.default!r}: {key.comment}" in str(type(table).__doc__)
+
+
+def test_every_option_of_a_policy_is_explained_where_help_shows_it() -> None:
+    for name, option in OPTIONS.items():
+        assert f"{name} = {DEFAULTS[name]!r}: {option.help}" in str(minigen.Policy.__doc__)
 
 
 # ── In a notebook ────────────────────────────────────────────────────────────────────────────────

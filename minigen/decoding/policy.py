@@ -552,3 +552,7 @@ DEFAULTS: dict[str, Any] = {
     f.name: f.default if f.default_factory is MISSING else f.default_factory()
     for f in fields(Policy)
 }
+_EXPLAINED = "".join(
+    f"\n    {name} = {DEFAULTS[name]!r}: {option.help}" for name, option in OPTIONS.items()
+)
+Policy.__doc__ = f"{Policy.__doc__}\n    The options, with their defaults:\n{_EXPLAINED}\n"
