@@ -222,6 +222,28 @@ def test_updates_are_those_of_python(name, gradient_clip, weight_decay):
         same_bits(got, right)
 
 
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_moments_exactly_at_their_limit_stay(name):
+    """Halved, they are there; the next smaller float is not."""
+    options = {**OPTIONS, "name": name, "betas": (0.5, 0.5), "momentum": 0.5, "gradient_clip": 0.0}
+    first, second = 2.0**-399, 2.0**-799
+    moments = [np.array([first, -first, np.nextafter(first, 0), -np.nextafter(first, 0)])]
+    if name == "adamw":
+        moments.append(np.array([second, np.nextafter(second, 0), second, 0.0]))
+    nothing = np.zeros(4)
+    answer = ask(
+        "updates",
+        options=options,
+        steps=20,
+        weights=coded(nothing),
+        moments=[coded(moment) for moment in moments],
+        gradients=[coded(nothing)],
+    )
+    same_bits(answer[1], np.array([first / 2, -first / 2, 0.0, 0.0]))
+    if name == "adamw":
+        same_bits(answer[2], np.array([second / 2, 0.0, second / 2, 0.0]))
+
+
 # Whole runs
 
 
