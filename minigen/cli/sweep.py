@@ -156,7 +156,7 @@ def _process() -> "Workers":
 def _train(folder: Path) -> str:
     """Train the run of a sub-folder to its end, in a process of the pool; return what failed."""
     from minigen.training.config import Config
-    from minigen.training.folder import CONFIG, RunFolder
+    from minigen.training.folder import RunFolder
 
     try:
         if not folder.is_dir():
@@ -167,7 +167,7 @@ def _train(folder: Path) -> str:
         with deferred_interrupts(process):
             if process.is_stopping():
                 return _INTERRUPTED
-            run = RunFolder.resume(folder, Config.load(folder / CONFIG), workers=process)
+            run = RunFolder.resume(folder, Config.of_run(folder), workers=process)
             for _ in run.steps():
                 if process.is_stopping():
                     run.save()

@@ -192,7 +192,7 @@ def train(
             return Config.load(config or "fables", changes)
         if not (path / CONFIG).is_file():
             raise MinigenError(f"{path} holds no run to resume: train without --resume")
-        loaded = Config.load(path / CONFIG, changes)
+        loaded = Config.of_run(path, changes)
         if "-" in loaded.corpus.text and "corpus.text" not in changes:
             raise MinigenError(
                 f"the run in {path} was trained on standard input: give the same text with --text"

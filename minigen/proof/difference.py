@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from minigen.errors import MinigenError
-from minigen.proof.verification import LOGGED, deciding_differences, snapshot
+from minigen.proof.verification import LOGGED, snapshot
 from minigen.training import checkpoint
 from minigen.training.checkpoint import Checkpoint
-from minigen.training.config import CONFIG, Config, differences, located
+from minigen.training.config import CONFIG, Config, deciding_differences, differences, located
 from minigen.training.folder import METRICS, read_lines
 from minigen.training.run import Run
 

@@ -301,8 +301,10 @@ def micro_batches(lab: Laboratory) -> Claim:
     """Show that parts of a batch, in any order, add up to the gradient of the whole."""
     size = max(8, lab.config.training.batch_size)
 
+    lab = lab.changed({"training.batch_size": size})
+
     def parts(count: int) -> Run:
-        return lab.run({"training.batch_size": size, "training.micro_batches": count})
+        return lab.run({"training.micro_batches": count})
 
     whole = lab.train(parts(1))
     run = parts(1)

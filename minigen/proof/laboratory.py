@@ -1,6 +1,7 @@
 """The laboratory: a config cut down to a few steps, its text read once, and runs to compare."""
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,6 +9,7 @@ from typing import Any, NamedTuple
 from minigen.errors import MinigenError
 from minigen.exact.streams import Stream
 from minigen.text.corpus import Progress, Tokens
+from minigen.training import checkpoint
 from minigen.training.config import Config
 from minigen.training.run import Run, StepRecord
 
@@ -113,6 +115,15 @@ class Laboratory:
     def steps(self) -> int:
         """How many steps an experiment trains."""
         return self.config.training.steps
+
+    def changed(self, changes: Mapping[str, object]) -> "Laboratory":
+        """Return one for another config, which may not change the weights at the start."""
+        other = copy(self)
+        other.config = self.config.override(changes)
+        other.start = self.folder / "changed.safetensors"
+        start = checkpoint.load(self.start)
+        checkpoint.save(other.start, replace(start, config=other.config.portable()))
+        return other
 
     def run(
         self,

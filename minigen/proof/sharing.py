@@ -16,9 +16,8 @@ from minigen.model import engines
 from minigen.proof.environments import simd_features
 from minigen.proof.floats import with_floats
 from minigen.proof.laboratory import Claim, Laboratory
-from minigen.proof.verification import deciding_differences
 from minigen.training.checkpoint import FORMAT
-from minigen.training.config import Config
+from minigen.training.config import Config, deciding_differences
 
 _LIBRARIES = ("numpy", "scipy", "numba", "tokenizers", "safetensors", "pydantic", "mpi4py")
 

@@ -20,9 +20,8 @@ from minigen.exact.streams import Stream
 from minigen.proof.laboratory import kept_text
 from minigen.text.corpus import Progress
 from minigen.training import checkpoint
-from minigen.training.config import CONFIG, Config, differences, located
+from minigen.training.config import CONFIG, Config, deciding_differences, located
 from minigen.training.folder import METRICS, read_lines
-from minigen.training.keys import KEYS
 from minigen.training.run import Run, StepRecord
 
 WORTH_PROCESSES = 1 << 28  # logits, times the positions that add up to each: a few seconds
@@ -183,29 +182,13 @@ def _check_config_beside(path: Path, config: Config) -> None:
         return
     found = [
         f"{key} is {there!r} in it and {here!r} in {path.name}"
-        for key, here, there in deciding_differences(config, Config.load(path.parent / CONFIG))
+        for key, here, there in deciding_differences(config, Config.of_run(path.parent))
     ]
     if found:
         raise MinigenError(
             f"{path.parent / CONFIG} disagrees with the checkpoint: {'; '.join(found)}; to verify "
             "the checkpoint alone, copy it elsewhere"
         )
-
-
-def deciding_differences(a: Config, b: Config) -> list[tuple[str, Any, Any]]:
-    """List the keys that differ and decide the weights, with both values.
-
-    The paths of an external text do not, and where the learning rate does not decay, neither does
-    the number of steps.
-    """
-    is_constant = a.optimizer.decay == b.optimizer.decay == "constant"
-    return [
-        (key, left, right)
-        for key, left, right in differences(a, b)
-        if KEYS[key].decides_weights
-        and (key != "corpus.text" or "fables" in (left, right))
-        and not (key == "training.steps" and is_constant)
-    ]
 
 
 def _read_metrics(folder: Path) -> dict[int, dict[str, Any]]:

@@ -101,11 +101,11 @@ def report() -> None:
 def workers(lab: Laboratory) -> Claim:
     """Show that the number of processes that share each batch does not change the training."""
     size, steps = max(8, lab.config.training.batch_size), min(lab.steps, MOST_STEPS)
-    changes = {"training.batch_size": size, "training.steps": steps}
+    lab = lab.changed({"training.batch_size": size, "training.steps": steps})
     path = lab.folder / "workers.toml"
-    path.write_text(lab.config.override(changes).to_toml(), encoding="utf-8")
+    path.write_text(lab.config.to_toml(), encoding="utf-8")
     outcomes = {count: train_with(count, lab.start, path) for count in COUNTS}
-    trace = lab.train(lab.run(changes))
+    trace = lab.train(lab.run())
     expected = trace[-1].weights, tuple(step.losses for step in trace)
     return judge(expected, outcomes, f"{steps} steps of {size} predictions")
 

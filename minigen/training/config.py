@@ -49,9 +49,25 @@ class Config(Tables):
         return cls._build(tables, overrides or {}, source=str(path))
 
     @classmethod
+    def of_run(cls, folder: Path, overrides: Mapping[str, object] | None = None) -> Self:
+        """Read the config of a run folder, with the overrides of `load`.
+
+        As in `from_dict`, a key that it lacks means what was before the key existed.
+        """
+        path = folder / CONFIG
+        tables = {
+            name: _absolute(name, table, folder) if isinstance(table, dict) else table
+            for name, table in _read(path).items()
+        }
+        return cls._build(_complete(tables), overrides or {}, source=str(path))
+
+    @classmethod
     def from_dict(cls, tables: Values, source: str = "config") -> Self:
-        """Check the whole config that a checkpoint holds; `source` opens the error message."""
-        return cls._build(tables, {}, source)
+        """Check the whole config that a checkpoint holds; `source` opens the error message.
+
+        A key that it lacks, since it was saved before the key existed, means what was before.
+        """
+        return cls._build(_complete(tables), {}, source)
 
     def override(self, overrides: Mapping[str, object]) -> Self:
         """Return a config with some dotted keys changed, checked like any other."""
@@ -108,6 +124,11 @@ def defaults() -> Values:
     return tables
 
 
+def _complete(tables: Values) -> Values:
+    """Return saved tables with every table: of the keys in it, their entries know the rest."""
+    return {**{name: {} for name in TABLES}, **tables}
+
+
 def located(config: Config, checkpoint: Path) -> Config:
     """Return a checkpoint's config, made to say where its text lies.
 
@@ -117,7 +138,7 @@ def located(config: Config, checkpoint: Path) -> Config:
     beside = checkpoint.parent / CONFIG
     if config.corpus.text != "external" or not beside.is_file():
         return config
-    text = Config.load(beside).corpus.text
+    text = Config.of_run(checkpoint.parent).corpus.text
     return config if "-" in text else config.override({"corpus.text": text})
 
 
@@ -130,6 +151,39 @@ def differences(a: Config, b: Config) -> list[tuple[str, Any, Any]]:
         for key, value in table.items()
         if value != right[name][key]
     ]
+
+
+def deciding_differences(a: Config, b: Config) -> list[tuple[str, Any, Any]]:
+    """List the keys that differ and decide the weights, with both values.
+
+    The paths of an external text do not, since its SHA-256 is compared; and where the learning rate
+    does not decay, neither does the number of steps.
+    """
+    is_constant = a.optimizer.decay == b.optimizer.decay == "constant"
+    return [
+        (key, left, right)
+        for key, left, right in differences(a, b)
+        if KEYS[key].decides_weights
+        and (key != "corpus.text" or "fables" in (left, right))
+        and not (key == "training.steps" and is_constant)
+    ]
+
+
+def require_same(saved: Config, config: Config) -> None:
+    """Refuse to go on with a run in whose config something changed that decides the weights.
+
+    Its steps may be raised, where that decides none; its text is compared when it is read.
+    """
+    found = deciding_differences(saved, config)
+    steps = saved.training.steps, config.training.steps
+    if steps[1] < steps[0]:
+        found.append(("training.steps", *steps))
+    for key, old, new in found:
+        if key != "corpus.text":
+            raise MinigenError(
+                f"{key} cannot change in a run that goes on (it was {old!r}, got {new!r}): "
+                "start a new one with --out"
+            )
 
 
 def parse_override(text: str) -> tuple[str, Any]:

@@ -15,13 +15,12 @@ from minigen import files
 from minigen.errors import MinigenError
 from minigen.training import checkpoint
 from minigen.training.config import CONFIG as CONFIG
-from minigen.training.config import Config, differences
+from minigen.training.config import Config
 from minigen.training.run import Run, StepRecord
 from minigen.training.workers import join
 
 METRICS, SAMPLES, TIMING = "metrics.jsonl", "samples.jsonl", "timing.jsonl"
 _LOGS = (METRICS, SAMPLES, TIMING)
-_FREE_TABLES = ("evaluation", "sampling", "checkpoint")  # they leave the weights as they are
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -84,7 +83,7 @@ class RunFolder:
             owned[0] = files.own(Path(path))
 
         workers.from_first(take)
-        latest = workers.from_first(lambda: _latest(Path(path), config))
+        latest = workers.from_first(lambda: _latest(Path(path)))
         if latest is None:
             run = Run(config, workers=workers, **run_options)
         else:
@@ -164,8 +163,8 @@ def _blamed(records: Iterator[StepRecord]) -> Iterator[StepRecord]:
         raise MinigenError(f"{what}{error.strerror or error}") from error
 
 
-def _latest(path: Path, config: Config) -> Path | None:
-    """Return the checkpoint from which a run with this config may go on, if there is one."""
+def _latest(path: Path) -> Path | None:
+    """Return the checkpoint from which a run may go on, if there is one."""
     if not any(path.glob("step-*.safetensors")):
         return None
     latest = checkpoint.locate(path)
@@ -175,7 +174,6 @@ def _latest(path: Path, config: Config) -> Path | None:
         raise MinigenError(
             f"{latest} is of step {saved.step}, whatever its name says: remove it, or name it so"
         )
-    _require_same(Config.from_dict(saved.config, source=str(latest)), config)
     return latest
 
 
@@ -200,16 +198,4 @@ def require_empty(path: Path) -> None:
         raise MinigenError(
             f"{path} is not a new or empty folder: name another with --out, "
             "or go on with minigen train --resume"
-        )
-
-
-def _require_same(saved: Config, config: Config) -> None:
-    """Refuse a change of what decided the weights so far."""
-    for key, old, new in differences(saved, config):
-        may_grow = key == "training.steps" and config.optimizer.decay == "constant" and new > old
-        if key.split(".")[0] in _FREE_TABLES or key == "corpus.text" or may_grow:
-            continue
-        raise MinigenError(
-            f"{key} cannot change in a run that goes on (it was {old!r}, got {new!r}): "
-            "start a new one with --out"
         )

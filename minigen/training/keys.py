@@ -1,7 +1,7 @@
 """Every key of a config is one entry: type, range, default, comment, and whether it decides bits.
 
 From the entries follow `configs/fables.toml` and `minigen config` (which writes it), the errors of
-`training.config`, and what may change while a run goes on.
+`training.config`, what may change while a run goes on, and what a saved config without a key means.
 """
 
 from collections.abc import Mapping
@@ -65,13 +65,17 @@ else:
     OptimizerName = Literal[tuple(OPTIMIZERS)]
 
 
-def key(default: Any, comment: str, *, decides_weights: bool = True) -> Any:
+_ALWAYS = object()  # there before: a key without which no run was ever saved
+
+
+def key(default: Any, comment: str, *, before: Any = _ALWAYS, decides_weights: bool = True) -> Any:
     """Return the entry of a key, beside its type.
 
-    ``default`` is the one of a config that is written, not of one that a checkpoint holds.
+    ``default`` is that of a config which somebody writes. One that was saved with a run lists every
+    key that there was: one that it lacks means ``before``, how things were without the key.
     """
     extra = {"default": default, "decides_weights": decides_weights, "example": None}
-    return Field(description=comment, json_schema_extra=extra)
+    return Field(... if before is _ALWAYS else before, description=comment, json_schema_extra=extra)
 
 
 class _Table(BaseModel):
@@ -100,6 +104,7 @@ class CorpusTable(_Table):
     validation_fraction: Share = key(
         0.1,
         "The share of the tokens, at the text's end, that is measured and never trained on.",
+        before=0.0,
     )
 
 
@@ -141,6 +146,7 @@ class TrainingTable(_Table):
     micro_batches: Size = key(
         1,
         "Parts in which a step's batch is worked through, to save memory.",
+        before=1,
         decides_weights=False,
     )
 
@@ -158,18 +164,24 @@ class OptimizerTable(_Table):
     betas: Pair = key(
         [0.9, 0.99], "AdamW's decay rates for the averages of the gradient and of its square."
     )
-    momentum: Share = key(0.9, "SGD's share of the last update kept in the next.")
+    momentum: Share = key(0.9, "SGD's share of the last update kept in the next.", before=0.0)
     weight_decay: Amount = key(
-        0.1, "How much of each weight is taken off per step, times the learning rate; 0 is off."
+        0.1,
+        "How much of each weight is taken off per step, times the learning rate; 0 is off.",
+        before=0.0,
     )
     gradient_clip: Amount = key(
         1.0,
         "The longest gradient (its norm over all parameters) that is used as it is; 0 is off.",
+        before=0.0,
     )
-    warmup_steps: Count = key(50, "Steps over which the learning rate rises linearly to its peak.")
+    warmup_steps: Count = key(
+        50, "Steps over which the learning rate rises linearly to its peak.", before=0
+    )
     decay: Literal["constant", "linear", "cosine"] = key(
         "cosine",
         "How the learning rate falls from there to the last step.",
+        before="constant",
     )
 
 
@@ -177,16 +189,23 @@ class EvaluationTable(_Table):
     """`[evaluation]`: when the validation loss is measured."""
 
     every: Count = key(
-        250, "Steps between measurements of the validation loss; 0 is never.", decides_weights=False
+        250,
+        "Steps between measurements of the validation loss; 0 is never.",
+        before=0,
+        decides_weights=False,
     )
 
 
 class _SamplingTable(_Table):
     """`[sampling]`: when text is sampled, from what prompt, and how each token is chosen."""
 
-    every: Count = key(250, "Steps between samples of text; 0 is never.", decides_weights=False)
-    prompt: Text = key("Once", "What each sample continues.", decides_weights=False)
-    max_new_tokens: Size = key(100, "How long it may become, in tokens.", decides_weights=False)
+    every: Count = key(
+        250, "Steps between samples of text; 0 is never.", before=0, decides_weights=False
+    )
+    prompt: Text = key("Once", "What each sample continues.", before="", decides_weights=False)
+    max_new_tokens: Size = key(
+        100, "How long it may become, in tokens.", before=100, decides_weights=False
+    )
 
     @field_validator("*")
     @classmethod
@@ -209,7 +228,7 @@ class _SamplingTable(_Table):
 
 
 def _option(name: str) -> tuple[Any, Any]:
-    """Return type and entry of a policy's option; a checkpoint without it means the neutral one."""
+    """Return type and entry of a policy's option, which was off before it existed."""
     option, neutral = OPTIONS[name], DEFAULTS[name]
     extra: dict[str, Any] = {"default": 0.5 if name == "temperature" else neutral}
     extra |= {"decides_weights": False, "example": option.example}
@@ -236,6 +255,7 @@ class CheckpointTable(_Table):
         500,
         "Steps between checkpoints; the start and the last step are always kept, with 0 they "
         "alone.",
+        before=0,
         decides_weights=False,
     )
 

@@ -28,7 +28,7 @@ from minigen.text import corpus
 from minigen.text.corpus import Corpus, Tokens
 from minigen.text.tokenizer import ByteTokenizer
 from minigen.training import checkpoint
-from minigen.training.config import Config, located
+from minigen.training.config import Config, located, require_same
 from minigen.training.workers import join
 
 Text = str | bytes | Sequence[str | bytes]
@@ -481,8 +481,8 @@ class Run:
         """Take up a checkpoint, or the latest one of a run folder.
 
         An external corpus is found by the config of the run folder, or given as ``text``;
-        ``config`` replaces the one in the file, and may change what does not decide the weights so
-        far.
+        ``config`` replaces the one in the file. Raises MinigenError where it changes what decides
+        the weights; the steps may be raised where the learning rate does not decay.
         Of several workers, as many as you like, the first one reads the file for all.
         """
         run = cls.__new__(cls)
@@ -490,7 +490,10 @@ class Run:
         path = run.workers.from_first(lambda: checkpoint.locate(path))
         saved = run.workers.from_first(lambda: checkpoint.load(path))
         run._format, run._source = saved.format, path
-        run.config = config or Config.from_dict(saved.config, source=str(path))
+        as_saved = Config.from_dict(saved.config, source=str(path))
+        if config is not None:
+            require_same(as_saved, config)
+        run.config = config or as_saved
         if config is None and text is None:
             run.config = run.workers.from_first(lambda: located(run.config, path))
         run.corpus, run.corpus_sha256, run._progress = None, saved.corpus_sha256, progress
@@ -504,6 +507,7 @@ class Run:
         for name, position in saved.streams.items():
             run.streams[name] = Stream(run.config.run.seed, name, position)
         if text is not None:
+            run.config = run.config.override({"corpus.text": as_saved.corpus.text})
             run.corpus = run.workers.each(lambda: run._read_again(text))
         return run
 

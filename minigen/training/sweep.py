@@ -178,7 +178,7 @@ def find(path: Path) -> dict[Path, Config]:
     configs = sorted(path.glob(f"[!.]*/{CONFIG}"))
     if not configs:
         raise MinigenError(f"{path} holds no sweep to resume: sweep without --resume")
-    return {config.parent: Config.load(config) for config in configs}
+    return {config.parent: Config.of_run(config.parent) for config in configs}
 
 
 def is_done(folder: Path, config: Config) -> bool:

@@ -85,8 +85,10 @@ def train_on_from_a_changed(folder, step, *, keep, **changes):
     before = file(folder, step).read_bytes()
     change(file(folder, step), **changes)
     config = Config.load(folder / "config.toml")
-    for _ in RunFolder.resume(folder, config).steps():
-        pass
+    with pytest.MonkeyPatch.context() as careless:  # else a wrong position would be refused
+        careless.setattr(Run, "_check_batches", lambda *_: None)
+        for _ in RunFolder.resume(folder, config).steps():
+            pass
     if not keep:
         file(folder, step).write_bytes(before)
 

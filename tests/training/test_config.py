@@ -9,10 +9,11 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minigen.decoding.policy import OPTIONS, Policy
+from minigen.decoding.policy import DEFAULTS, OPTIONS, Policy
 from minigen.errors import MinigenError, OptionError
 from minigen.training.config import Config, differences, parse_override
 from minigen.training.keys import KEYS
@@ -400,11 +401,64 @@ def test_a_checkpoint_gets_a_config_without_paths_that_json_keeps(load):
     assert Config.load().portable()["corpus"]["text"] == "fables"
 
 
-def test_a_checkpoint_whose_config_lacks_a_key_is_refused():
+OFF = {  # what a saved config means that was written before a key existed
+    "corpus.validation_fraction": 0.0,
+    "training.micro_batches": 1,
+    "optimizer.momentum": 0.0,
+    "optimizer.weight_decay": 0.0,
+    "optimizer.gradient_clip": 0.0,
+    "optimizer.warmup_steps": 0,
+    "optimizer.decay": "constant",
+    "evaluation.every": 0,
+    "sampling.every": 0,
+    "sampling.prompt": "",
+    "sampling.max_new_tokens": 100,
+    "checkpoint.every": 0,
+    **{f"sampling.{name}": neutral for name, neutral in DEFAULTS.items()},
+}
+
+
+def without(config, dotted):
+    tables = config.portable()
+    table, _, name = dotted.partition(".")
+    del tables[table][name]
+    return tables
+
+
+@pytest.mark.parametrize("dotted", OFF)
+def test_a_key_that_a_saved_config_lacks_means_as_it_was_before_the_key(dotted, load, tmp_path):
+    """Never today's default: not in a checkpoint, and not in the config of its run folder."""
+    config = load("")
+    tables = without(config, dotted)
+    listed = {
+        name: {key: value for key, value in table.items() if value is not None}
+        for name, table in tables.items()
+    }
+    (tmp_path / "config.toml").write_text(tomli_w.dumps(listed), encoding="utf-8")
+    for old in (Config.from_dict(tables), Config.of_run(tmp_path)):
+        assert old == config.override({dotted: OFF[dotted]})
+
+
+def test_a_table_that_a_saved_config_lacks_means_that_none_of_its_keys_existed():
     tables = Config.load().portable()
-    del tables["training"]["steps"], tables["optimizer"]
-    with pytest.raises(MinigenError, match=r"^x: training.steps is missing; optimizer is missing$"):
+    del tables["sampling"], tables["checkpoint"]
+    old = Config.from_dict(tables)
+    assert (old.sampling.every, old.sampling.policy, old.checkpoint.every) == (0, Policy(), 0)
+
+
+def test_a_saved_config_that_lacks_what_every_run_had_is_refused():
+    tables = Config.load().portable()
+    del tables["training"]["steps"], tables["run"]
+    with pytest.raises(MinigenError, match=r"^x: run.seed is missing; training.steps is missing$"):
         Config.from_dict(tables, "x")
+
+
+def test_each_key_says_what_it_meant_before_it_existed_or_was_always_there():
+    always = {"run.seed", "corpus.text", "corpus.documents", "tokenizer.vocab_size"}
+    always |= {"model.context_length", "model.embedding_dim", "training.steps"}
+    always |= {"training.batch_size", "optimizer.name", "optimizer.learning_rate"}
+    always |= {"optimizer.betas"}
+    assert KEYS.keys() - OFF.keys() == always
 
 
 def test_a_changed_config_is_checked_like_any_other():
