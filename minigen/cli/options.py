@@ -116,7 +116,8 @@ def note(message: str) -> None:
     """Say something on stderr, above a progress bar if one is there."""
     from tqdm import tqdm
 
-    tqdm.write(visible(message) if sys.stderr.isatty() else message, file=sys.stderr)
+    text = visible(message) if sys.stderr.isatty() else message
+    tqdm.write(f"{text}\n", file=sys.stderr, end="")  # in one piece, whoever else writes there
 
 
 def shows_progress(progress: bool | None) -> bool:

@@ -89,9 +89,12 @@ def outlets() -> Iterator[Outlet]:
         reconfigure: Any = getattr(stream, "reconfigure", None)
         if reconfigure:
             reconfigure(encoding="utf-8", errors="replace", newline="\n")
+            if name == "stderr":  # a line in one piece, unbuffered or not: others write there, too
+                reconfigure(line_buffering=True, write_through=False)
         setattr(sys, name, Outlet(stream, escapes=name == "stdout"))
     out: Any = sys.stdout
     try:
         yield out
     finally:
+        sys.stderr.flush()
         sys.stdout, sys.stderr = old

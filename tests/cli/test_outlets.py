@@ -1,13 +1,18 @@
 """Whoever listens or does not: no work and no verdict depends on it."""
 
+import io
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from minigen import cli
+from minigen.cli.options import note
+from minigen.errors import MinigenError
 from tests.conftest import TINY_SETTINGS
 
 MINIGEN = [sys.executable, "-m", "minigen"]
@@ -158,6 +163,42 @@ def test_a_signal_that_the_launcher_ignores_stays_ignored(tmp_path: Path, name: 
     process.terminate()
     process.communicate(timeout=60)
     assert process.returncode == 130
+
+
+# ---- Whoever else writes there
+
+
+class Pieces(io.RawIOBase):
+    """A stream that notes what it is given at a time."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.pieces.append(bytes(data))
+        return len(data)
+
+
+def test_a_line_for_stderr_is_written_in_one_piece_even_unbuffered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def say(*_: object, **__: object) -> None:
+        note("a note\nof two lines")
+        print("printed", 1, file=sys.stderr)
+        raise MinigenError("told")
+
+    raw = Pieces()
+    monkeypatch.setattr("minigen.training.checkpoint.locate", say)
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(raw, write_through=True))  # type: ignore[type-var]
+    assert cli.run(["info", "x"]) == 1
+    assert [piece for piece in raw.pieces if piece] == [
+        b"a note\nof two lines\n",
+        b"printed 1\n",
+        b"Error: told\n",
+    ]
 
 
 # ---- Whatever is raised

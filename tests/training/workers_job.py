@@ -102,7 +102,8 @@ def turns() -> Any:
 
 def command(trouble: str, *arguments: str) -> None:
     """Run the command line with something that happens to one worker in its fifth step."""
-    workers._PATIENCE = 0.2  # seconds: a worker that fails alone need not wait longer here
+    # Seconds: a worker that fails alone need not wait longer, and a busy machine takes its time.
+    workers._PATIENCE = 0.2 if trouble.startswith("failed") else 60.0
     take_step = Run._take_step
 
     def troubled(run: Run) -> Any:
