@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL = $(PYTHON) -m pip --python $(BIN)/python install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-all test-slow test-oldest test-browser test-faults docs screenshot check bench clean
+.PHONY: demo test test-all test-slow test-oldest test-browser test-faults mutants docs screenshot check bench clean
 
 demo: .venv/installed
 	$(BIN)/minigen demo
@@ -27,6 +27,12 @@ test-oldest: .venv-oldest/installed
 # Needs a C compiler for the failing calls, and root for the full disk; SEED=1 draws another one.
 test-faults: .venv/installed-dev
 	$(BIN)/python -m tests.faults $(if $(SEED),--seed $(SEED)) $(PARTS)
+
+# Which small bugs does no test see? Minutes a file, so FILES="minigen/exact/*.py" names some, and
+# SAMPLE=50 tries so many of each. Writes tests/mutants/RESULTS.md.
+mutants: .venv/installed-mutants
+	nice -n 10 $(BIN)/python -m tests.mutants $(foreach file,$(FILES),'$(file)') \
+		$(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) $(if $(JOBS),--jobs $(JOBS))
 
 # The report in a real browser: Debian's chromium, which no pip can bring.
 test-browser: .venv/installed-browser
@@ -68,6 +74,10 @@ clean:
 .venv/installed-dev: .venv/installed
 	@echo "Installing what the tests and checks need (pytest, mypy, ruff, altair, …) into .venv, once"
 	$(INSTALL) -e '.[dev]'
+	touch $@
+
+.venv/installed-mutants: .venv/installed-dev
+	$(INSTALL) 'pytest-cov>=6'
 	touch $@
 
 .venv/installed-browser: .venv/installed-dev
