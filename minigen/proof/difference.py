@@ -18,7 +18,7 @@ from minigen.proof.verification import LOGGED, snapshot
 from minigen.training import checkpoint
 from minigen.training.checkpoint import Checkpoint
 from minigen.training.config import CONFIG, Config, deciding_differences, differences, located
-from minigen.training.folder import METRICS, read_lines
+from minigen.training.logs import METRICS, read_lines
 from minigen.training.run import Run
 
 _PARTS = {"optimizer_position": "batch", "loss_bits": "loss", "learning_rate": "weights"}
@@ -76,21 +76,13 @@ class Side:
         self.files = {step: file for step, file in beside.items() if step < self.latest.step}
         self.files[self.latest.step] = self.path
         lines = read_lines(self.path.parent / METRICS) if is_in_run else []
-        try:
-            self.log = {line["step"]: line for line in lines if line["step"] <= self.latest.step}
-        except (KeyError, TypeError):
-            raise MinigenError(
-                f"{self.path.parent / METRICS} is damaged: a line of it is not of a step"
-            ) from None
+        self.log = {line["step"]: line for line in lines if line["step"] <= self.latest.step}
 
     def at(self, step: int) -> Checkpoint:
         """Return its checkpoint of a step."""
         if step == self.latest.step:
             return self.latest
-        saved = checkpoint.load(self.files[step])
-        if saved.step != step:
-            raise MinigenError(f"{self.files[step]} is damaged: it is at step {saved.step}")
-        return saved
+        return checkpoint.load(self.files[step])
 
 
 def compare(a_path: str | Path, b_path: str | Path) -> Comparison:

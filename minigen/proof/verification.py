@@ -21,7 +21,7 @@ from minigen.proof.laboratory import kept_text
 from minigen.text.corpus import Progress
 from minigen.training import checkpoint
 from minigen.training.config import CONFIG, Config, deciding_differences, located
-from minigen.training.folder import METRICS, read_lines
+from minigen.training.logs import METRICS, read_lines
 from minigen.training.run import Run, StepRecord
 
 WORTH_PROCESSES = 1 << 28  # logits, times the positions that add up to each: a few seconds
@@ -194,7 +194,7 @@ def _check_config_beside(path: Path, config: Config) -> None:
 def _read_metrics(folder: Path) -> dict[int, dict[str, Any]]:
     try:
         return {line["step"]: line for line in read_lines(folder / METRICS)}
-    except (MinigenError, KeyError, TypeError):
+    except MinigenError:
         return {}  # only an aid: the checkpoints are verified without it
 
 
@@ -266,10 +266,9 @@ def _parting(record: StepRecord, old: dict[str, Any]) -> str:
 
 
 def load(path: Path, step: int) -> checkpoint.Checkpoint:
-    """Load a checkpoint; refuse one whose content is of another step than its name says."""
+    """Load a checkpoint of a step that can be trained on from."""
     saved = checkpoint.load(path)
-    if saved.step != step:
-        raise MinigenError(f"{path} is named after another step than it is at: {saved.step}")
+    assert saved.step == step
     checkpoint.require_trainable(path, saved.format)
     return saved
 

@@ -17,7 +17,7 @@ from minigen.text.tokenizer import END_OF_TEXT, ByteTokenizer
 from minigen.training import checkpoint
 from minigen.training.checkpoint import Checkpoint
 from minigen.training.config import CONFIG, Config, located
-from minigen.training.folder import METRICS, SAMPLES, read_lines
+from minigen.training.logs import METRICS, SAMPLES, read_lines
 
 Line = dict[str, Any]
 

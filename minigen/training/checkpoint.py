@@ -25,10 +25,13 @@ from minigen.model.model import PARAMETERS as PARAMETERS
 from minigen.model.model import Model
 from minigen.model.model import fingerprint as fingerprint
 from minigen.text.tokenizer import ByteTokenizer
+from minigen.training.logs import NO_LOG, VOUCHED
 
 FORMAT = 2  # raised whenever a file of the old kind would be misread, or trained on otherwise
 _READABLE = (1, 2)  # format 1: another gradient, so it can be used but not trained on
 STREAMS = ("inference", "optimizer")  # without these positions a run cannot go on as it was
+
+_NAME = re.compile(r"step-([0-9]{1,19})\.safetensors")  # in a run folder
 
 _FOREIGN = {  # first bytes of files that can run code when they are read the usual way
     b"PK": "a PyTorch or zip file",
@@ -47,7 +50,8 @@ class Checkpoint:
     `config` holds the tables of `Config.portable()`; `tokenizer` the tokenizer's state; `step` the
     completed updates; `streams` name → position; `tensors` E (V, D), W (D, K, V), b (V,) and the
     optimizer's moments, `m.E` for the moment m of E, each of its parameter's shape; `format` the
-    arithmetic that they were trained with.
+    arithmetic that they were trained with; `logs` the `bytes` and `sha256` of each log of its run
+    folder up to its step, None where it was saved without one.
     """
 
     config: dict[str, Any]
@@ -57,6 +61,7 @@ class Checkpoint:
     corpus_sha256: str
     tensors: dict[str, NDArray[np.float64]]
     format: int = FORMAT
+    logs: dict[str, dict[str, Any]] | None = None
 
 
 def require_trainable(source: str | Path, number: int) -> None:
@@ -91,6 +96,8 @@ def save(path: str | Path, checkpoint: Checkpoint) -> None:
             for name, tensor in tensors.items()
         },
     }
+    if checkpoint.logs is not None:
+        description["logs"] = checkpoint.logs
     try:
         description = json.loads(_canonical(description))  # keys and tuples as JSON spells them
         _check_description(description)
@@ -133,14 +140,20 @@ def load(path: str | Path, *, moments: bool = True) -> Checkpoint:
         raise MinigenError(f"cannot load {path}: {error.strerror or error}") from None
     except MinigenError as error:
         raise MinigenError(f"cannot load {path}: {error}") from None
+    step, named = description["step"], _NAME.fullmatch(path.name)
+    if named and int(named[1]) != step:
+        raise MinigenError(
+            f"{path} is of step {step}, whatever its name says: remove it, or name it so"
+        )
     return Checkpoint(
         config=description["config"],
         tokenizer=description["tokenizer"],
-        step=description["step"],
+        step=step,
         streams=description["streams"],
         corpus_sha256=description["corpus_sha256"],
         tensors=tensors,
         format=description["format"],
+        logs=description.get("logs"),
     )
 
 
@@ -184,11 +197,7 @@ def by_step(folder: Path) -> dict[int, Path]:
         names = os.listdir(folder)
     except OSError as error:
         raise MinigenError(f"cannot read folder {folder}: {error.strerror}") from None
-    return {
-        int(match[1]): folder / name
-        for name in names
-        if (match := re.fullmatch(r"step-([0-9]+)\.safetensors", name))
-    }
+    return {int(match[1]): folder / name for name in names if (match := _NAME.fullmatch(name))}
 
 
 def write_atomically(path: str | Path, *parts: bytes | memoryview) -> None:
@@ -276,7 +285,8 @@ def _check_description(description: dict[str, Any]) -> None:
         "corpus_sha256": str,
         "tensors": dict,
     }
-    if description.keys() != kinds.keys():
+    logs = description.get("logs", dict.fromkeys(VOUCHED, NO_LOG))  # not in every file
+    if description.keys() - {"logs"} != kinds.keys():
         raise MinigenError(f"its description must hold {', '.join(kinds)}")
     for key, kind in kinds.items():
         if type(description[key]) is not kind:
@@ -284,9 +294,22 @@ def _check_description(description: dict[str, Any]) -> None:
     streams = description["streams"]
     if missing := [name for name in STREAMS if name not in streams]:
         raise MinigenError(f"the positions of these streams are missing: {', '.join(missing)}")
+    is_whole = isinstance(logs, dict) and logs.keys() == set(VOUCHED)
+    if not (is_whole and all(map(_is_state, logs.values()))):
+        raise MinigenError(f"logs must hold the bytes and the sha256 of {' and '.join(VOUCHED)}")
     for name, count in {"step": description["step"], **streams}.items():
         if type(count) is not int or not 0 <= count < MOST_WORDS:
             raise MinigenError(f"{name} must be an integer from 0 to below 2^258 (got {count!r})")
+
+
+def _is_state(state: object) -> bool:
+    return (
+        isinstance(state, dict)
+        and state.keys() == {"bytes", "sha256"}
+        and type(state["bytes"]) is int
+        and state["bytes"] >= 0
+        and type(state["sha256"]) is str
+    )
 
 
 def _check_shapes(shapes: Shapes, description: dict[str, Any]) -> None:

@@ -1,52 +1,25 @@
 """A run folder: config, metrics and samples line by line, and a checkpoint every so many steps.
 
 What was logged behind the latest checkpoint is cut off before a run goes on from it, so that a
-run killed at any moment ends with the same bytes as one that was never stopped.
+run killed at any moment ends with the same bytes as one that was never stopped. Where the logs are
+not what that checkpoint vouches for, the run goes on from the latest whose logs are.
 """
 
-import json
-import os
 import time
+import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, Self
 
 from minigen import files
 from minigen.errors import MinigenError
-from minigen.training import checkpoint
+from minigen.training import checkpoint, logs
 from minigen.training.config import CONFIG as CONFIG
 from minigen.training.config import Config
+from minigen.training.logs import METRICS, SAMPLES, TIMING, Log
 from minigen.training.run import Run, StepRecord
 from minigen.training.workers import join
-
-METRICS, SAMPLES, TIMING = "metrics.jsonl", "samples.jsonl", "timing.jsonl"
-_LOGS = (METRICS, SAMPLES, TIMING)
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a log; one that was cut short by a crash is left out."""
-    if not path.exists():
-        return []
-    lines = path.read_bytes().split(b"\n")[:-1]
-    try:
-        return [json.loads(line) for line in lines]
-    except (ValueError, RecursionError) as error:
-        raise MinigenError(f"{path} is damaged: {error}; resuming the run mends it") from None
-
-
-def _cut(path: Path, step: int) -> None:
-    """Cut a log off behind its last whole line of a step up to ``step``."""
-    if not path.exists():
-        return
-    end = 0
-    for line in path.read_bytes().splitlines(keepends=True):
-        try:
-            if not line.endswith(b"\n") or json.loads(line)["step"] > step:
-                break
-        except (ValueError, KeyError, TypeError):
-            break
-        end += len(line)
-    os.truncate(path, end)
 
 
 class RunFolder:
@@ -59,6 +32,7 @@ class RunFolder:
         self.path, self.run = Path(path), run
         self.latest = self._checkpoint()
         self._owned: files.Ownership | None = None
+        self._logs: dict[str, Log] = {}  # what the other workers log leads nowhere
 
     @classmethod
     def create(cls, path: str | Path, run: Run) -> Self:
@@ -83,7 +57,7 @@ class RunFolder:
             owned[0] = files.own(Path(path))
 
         workers.from_first(take)
-        latest = workers.from_first(lambda: _latest(Path(path)))
+        latest, vouched = workers.from_first(lambda: _latest(Path(path)))
         if latest is None:
             run = Run(config, workers=workers, **run_options)
         else:
@@ -91,7 +65,7 @@ class RunFolder:
             run.read_corpus()  # refuses another text before anything is cut off
         folder = cls(path, run)
         folder._owned = owned[0]
-        workers.from_first(folder._cut_logs)
+        workers.from_first(lambda: folder._cut_logs(vouched))
         if latest is None:
             folder.save()
         return folder
@@ -105,11 +79,23 @@ class RunFolder:
         self._owned = files.own(self.path)
         require_empty(self.path)  # another one may have been faster
         self._write_config()
+        self._open_logs()
 
-    def _cut_logs(self) -> None:
-        for log in _LOGS:
-            _cut(self.path / log, self.run.step)
+    def _cut_logs(self, vouched: dict[str, logs.State] | None) -> None:
+        for name in logs.LOGS:
+            path = self.path / name
+            if vouched and name in vouched:
+                logs.cut(path, vouched[name]["bytes"])
+            else:
+                logs.cut(path, logs.end_of(path, self.run.step))
         self._write_config()
+        self._open_logs()
+
+    def _open_logs(self) -> None:
+        try:
+            self._logs = {name: Log(self.path / name) for name in logs.LOGS}
+        except OSError as error:
+            raise MinigenError(f"cannot write to {self.path}: {error.strerror}") from None
 
     def _write_config(self) -> None:
         checkpoint.write_atomically(self.path / CONFIG, self.run.config.to_toml().encode())
@@ -118,36 +104,38 @@ class RunFolder:
         return self.path / f"step-{self.run.step:06d}.safetensors"
 
     def save(self) -> None:
-        """Write the checkpoint of the step that the run has reached."""
-        self.run.save(self._checkpoint())
+        """Write the checkpoint of the step that the run has reached, and what it relies on."""
+        self.run.save(self._checkpoint(), logs=self.run.workers.from_first(self._sync))
         self.latest = self._checkpoint()
 
-    def _open(self, log: str) -> IO[bytes]:
-        # What the other workers log leads nowhere.
-        return open(self.path / log if self.run.workers.rank == 0 else os.devnull, "ab")
+    def _sync(self) -> dict[str, logs.State]:
+        try:
+            for name in logs.VOUCHED:
+                self._logs[name].sync()
+        except OSError as error:
+            raise MinigenError(f"cannot write to {self.path}: {error.strerror}") from None
+        return {name: self._logs[name].state for name in logs.VOUCHED}
+
+    def _append(self, log: str, line: logs.Line) -> None:
+        if self._logs:
+            self._logs[log].append(line)
 
     def steps(self) -> Iterator[StepRecord]:
         """Train to the end, logging each step and saving every ``checkpoint.every`` steps."""
         every = self.run.config.checkpoint.every
         try:
-            with (
-                self._open(METRICS) as metrics,
-                self._open(SAMPLES) as samples,
-                self._open(TIMING) as timing,
-            ):
+            start = time.perf_counter()
+            for record in _blamed(self.run.steps()):
+                seconds = time.perf_counter() - start
+                self._append(METRICS, record.metrics())
+                self._append(TIMING, {"step": record.step, "seconds": round(seconds, 6)})
+                if record.sample:
+                    self._append(SAMPLES, record.sample.line())
+                is_last = record.step == self.run.config.training.steps
+                if is_last or (every and record.step % every == 0):
+                    self.save()
+                yield record
                 start = time.perf_counter()
-                for record in _blamed(self.run.steps()):
-                    seconds = time.perf_counter() - start
-                    _append(metrics, record.metrics())
-                    _append(timing, {"step": record.step, "seconds": round(seconds, 6)})
-                    if record.sample:
-                        _append(samples, record.sample.line())
-                    is_last = record.step == self.run.config.training.steps
-                    if is_last or (every and record.step % every == 0):
-                        self.run.workers.from_first(lambda: _sync(metrics, samples))
-                        self.save()
-                    yield record
-                    start = time.perf_counter()
         except OSError as error:
             raise MinigenError(f"cannot write to {self.path}: {error.strerror}") from None
         except MinigenError as error:
@@ -163,29 +151,56 @@ def _blamed(records: Iterator[StepRecord]) -> Iterator[StepRecord]:
         raise MinigenError(f"{what}{error.strerror or error}") from error
 
 
-def _latest(path: Path) -> Path | None:
-    """Return the checkpoint from which a run may go on, if there is one."""
-    if not any(path.glob("step-*.safetensors")):
-        return None
-    latest = checkpoint.locate(path)
-    saved = checkpoint.load(latest, moments=False)
-    checkpoint.require_trainable(latest, saved.format)
-    if f"step-{saved.step:06d}.safetensors" != latest.name:
-        raise MinigenError(
-            f"{latest} is of step {saved.step}, whatever its name says: remove it, or name it so"
-        )
-    return latest
+def _latest(path: Path) -> tuple[Path | None, dict[str, logs.State] | None]:
+    """Return the checkpoint from which a run may go on, if there is one.
+
+    With it comes what it vouches for in the logs. Warns where that is not the newest one.
+    """
+    for name in logs.LOGS:
+        logs.require_own(path / name)
+    there = checkpoint.by_step(path)
+    if not there:
+        return None, None
+    newest = there.pop(max(there))
+    try:
+        saved = checkpoint.load(newest, moments=False)
+    except MinigenError as error:
+        older = max((step for step in there if _loaded(there[step])), default=0)
+        cure = f"if it is removed, the run goes on from step {older}"
+        raise MinigenError(f"{error}; {cure}") from None
+    checkpoint.require_trainable(newest, saved.format)
+    altered = logs.altered(path, saved.logs or {})
+    if altered is None:
+        if odd := logs.strange(path, saved.logs or {}, saved.step):
+            warnings.warn(
+                f"{odd} holds lines that are not the run's own behind those that {newest.name} "
+                "vouches for: they are cut off",
+                stacklevel=2,
+            )
+        return newest, saved.logs
+    fault = f"{altered} has lost, doubled or changed a line that {newest.name} vouches for"
+    for step in sorted(there, reverse=True):
+        older_saved = _loaded(there[step])
+        if older_saved and not logs.altered(path, older_saved.logs or {}):
+            warnings.warn(
+                f"{fault}: the run goes on from step {step}, up to which the logs are whole; the "
+                "steps after it are trained again, to the same bits",
+                stacklevel=2,
+            )
+            return there[step], older_saved.logs
+    raise MinigenError(
+        f"{fault}, and no other checkpoint agrees with the logs: put the log back as it was, or "
+        "remove the checkpoints to train from step 0 again"
+    )
 
 
-def _sync(*logs: IO[bytes]) -> None:
-    """Bring logs to the disk before the checkpoint that relies on them."""
-    for log in logs:
-        os.fsync(log.fileno())
-
-
-def _append(log: IO[bytes], line: dict[str, Any]) -> None:
-    log.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
-    log.flush()
+def _loaded(path: Path) -> checkpoint.Checkpoint | None:
+    """Return a checkpoint that can be trained on from; None where it is damaged or too old."""
+    with suppress(MinigenError):
+        saved = checkpoint.load(path, moments=False)
+        checkpoint.require_trainable(path, saved.format)
+        return saved
+    return None
 
 
 def require_empty(path: Path) -> None:

@@ -420,10 +420,11 @@ class Run:
         )
         return Sample(self.step, table.prompt, sample.text, sample.token_ids, sample.explanation)
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, *, logs: dict[str, Any] | None = None) -> None:
         """Write a checkpoint from which ``load`` goes on as if nothing had happened.
 
-        Of several workers, the first one writes it.
+        A run folder gives the state of its ``logs`` to go into it. Of several workers, the first
+        one writes it.
         """
         now = self._twin()  # another thread may be training this one
         now._check_whole()
@@ -440,6 +441,7 @@ class Run:
             corpus_sha256=now.corpus_sha256,
             tensors=tensors,
             format=self._format,
+            logs=logs,
         )
         self.workers.from_first(lambda: checkpoint.save(path, saved))
 

@@ -21,7 +21,8 @@ from typing import Any
 
 from minigen.errors import MinigenError, OptionError, expect
 from minigen.training.config import Config, differences, parse_override
-from minigen.training.folder import CONFIG, METRICS, RunFolder, require_empty
+from minigen.training.folder import CONFIG, RunFolder, require_empty
+from minigen.training.logs import METRICS
 
 SEED = "run.seed"
 MOST_RUNS = 10_000

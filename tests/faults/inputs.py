@@ -13,7 +13,7 @@ from minigen import cli
 from minigen.errors import MinigenError
 from minigen.training import checkpoint
 from minigen.training.config import Config, parse_override
-from minigen.training.folder import read_lines
+from minigen.training.logs import read_lines
 from minigen.training.run import Run
 from tests.conftest import TINY
 from tests.faults.campaign import Campaign

@@ -18,7 +18,8 @@ from minigen.report.facts import gather
 from minigen.training import checkpoint
 from minigen.training.checkpoint import load_model, locate
 from minigen.training.config import Config
-from minigen.training.folder import RunFolder, read_lines
+from minigen.training.folder import RunFolder
+from minigen.training.logs import read_lines
 from minigen.training.run import Run
 
 CHROMIUM = shutil.which("chromium")

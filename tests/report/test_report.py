@@ -20,7 +20,8 @@ from minigen.report.projection import principal_coordinates
 from minigen.text.tokenizer import ByteTokenizer
 from minigen.training.checkpoint import locate
 from minigen.training.config import Config, parse_override
-from minigen.training.folder import RunFolder, read_lines
+from minigen.training.folder import RunFolder
+from minigen.training.logs import read_lines
 from minigen.training.run import Run
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)><!-- \u2028 \u00e9 &lt;"

@@ -1,0 +1,226 @@
+"""The logs of a run folder: a JSON object a line, appended as the run goes on.
+
+A checkpoint vouches for all that stood in them when it was saved, by length and SHA-256. So a line
+that was lost, doubled or changed since is noticed before a run goes on.
+"""
+
+import hashlib
+import json
+import math
+import os
+import stat
+import warnings
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+from minigen.errors import MinigenError
+from minigen.exact.streams import MOST_WORDS
+
+METRICS, SAMPLES, TIMING = "metrics.jsonl", "samples.jsonl", "timing.jsonl"
+LOGS = (METRICS, SAMPLES, TIMING)
+VOUCHED = (METRICS, SAMPLES)  # the same bytes on every machine
+
+_LONGEST = 1 << 26  # bytes of a line: more than any that is written
+_BLOCK = 1 << 20
+# Never through a link, never waiting for a pipe; as bytes where systems make a difference.
+_OWN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+
+Line = dict[str, Any]
+State = dict[str, Any]
+"""`bytes` and `sha256` of a log, up to some step."""
+NO_LOG: State = {"bytes": 0, "sha256": hashlib.sha256().hexdigest()}
+
+
+class Log:
+    """A log to append to, with the length and the SHA-256 of what stands in it.
+
+    It must be a regular file with one name: what is behind a link belongs to somebody else. Raises
+    MinigenError where it is not, OSError where the system refuses.
+    """
+
+    def __init__(self, path: Path) -> None:
+        require_own(path)
+        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | _OWN, 0o666)
+        weakref.finalize(self, os.close, self._file)
+        self._size, self._digest = 0, hashlib.sha256()
+        with open(self._file, "rb", closefd=False) as file:
+            for block in iter(lambda: file.read(_BLOCK), b""):
+                self._digest.update(block)
+                self._size += len(block)
+
+    @property
+    def state(self) -> State:
+        """What a checkpoint that is saved now vouches for."""
+        return {"bytes": self._size, "sha256": self._digest.hexdigest()}
+
+    def append(self, line: Line) -> None:
+        """Append a line, or leave the log as it was."""
+        data = left = json.dumps(line, ensure_ascii=False).encode() + b"\n"
+        try:
+            while left:
+                left = left[os.write(self._file, left) :]
+        except BaseException:
+            with suppress(OSError):
+                os.ftruncate(self._file, self._size)
+            raise
+        self._digest.update(data)
+        self._size += len(data)
+
+    def sync(self) -> None:
+        """Bring the log to the disk, before a checkpoint relies on it."""
+        os.fsync(self._file)
+
+
+def require_own(path: Path) -> None:
+    """Raise MinigenError unless a log, if there is one, is a regular file with one name."""
+    with suppress(FileNotFoundError):
+        found = os.lstat(path)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+            raise MinigenError(
+                f"{path} must be a regular file with one name, no link, pipe or device: put a copy "
+                "of the log in its place"
+            )
+
+
+def cut(path: Path, size: int) -> None:
+    """Cut a log off behind its first ``size`` bytes."""
+    require_own(path)
+    with suppress(FileNotFoundError):
+        file = os.open(path, os.O_RDWR | _OWN)
+        try:
+            if size < os.fstat(file).st_size:
+                os.ftruncate(file, size)
+        finally:
+            os.close(file)
+
+
+def altered(folder: Path, vouched: Mapping[str, State]) -> Path | None:
+    """Return the first log that does not begin with what a checkpoint vouches for, if any."""
+    for name in VOUCHED:  # no path from a checkpoint is opened
+        if name in vouched and _state(folder / name, vouched[name]["bytes"]) != vouched[name]:
+            return folder / name
+    return None
+
+
+def _state(path: Path, size: int) -> State:
+    """Return the state of the first ``size`` bytes of a log, or of all there are."""
+    digest, left = hashlib.sha256(), size
+    with suppress(FileNotFoundError), _opened(path) as file:
+        while left and (block := file.read(min(left, _BLOCK))):
+            digest.update(block)
+            left -= len(block)
+    return {"bytes": size - left, "sha256": digest.hexdigest()}
+
+
+def strange(folder: Path, vouched: Mapping[str, State], step: int) -> Path | None:
+    """Return the first log that goes on, behind what is vouched for, with no line of a later step.
+
+    A line that was cut short by a crash is nothing strange.
+    """
+    for name in VOUCHED:
+        if name not in vouched or not (folder / name).exists():
+            continue
+        with _opened(folder / name) as file:
+            file.seek(vouched[name]["bytes"])
+            data = file.readline(_LONGEST)
+        with suppress(ValueError):
+            if not data.endswith(b"\n") or parse(data)["step"] > step:
+                continue
+        return folder / name
+    return None
+
+
+def end_of(path: Path, step: int) -> int:
+    """Return where the lines of the steps up to ``step`` end, in bytes.
+
+    Warns where that is before a line which cannot be read.
+    """
+    end = 0
+    try:
+        for line, size in _lines(path):
+            if line["step"] > step:
+                break
+            end += size
+    except MinigenError:
+        warnings.warn(f"{path}: its lines from byte {end} on cannot be read", stacklevel=2)
+    return end
+
+
+def read_lines(path: Path) -> list[Line]:
+    """Return the whole lines of a log; one that was cut short by a crash is left out.
+
+    Each is an object of a `step`, and of finite numbers, texts and lists of token ids. Raises
+    MinigenError for anything else, since anybody may have written it.
+    """
+    return [line for line, _ in _lines(path)]
+
+
+def parse(data: bytes) -> Line:
+    """Read a line of a log; ValueError says what is wrong with it."""
+    try:
+        line = json.loads(data, parse_constant=_refuse)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    if not isinstance(line, dict):
+        raise ValueError("it is not an object")
+    for key, value in line.items():
+        if not (all(map(_is_id, value)) if isinstance(value, list) else _is_plain(value)):
+            raise ValueError(f"{key} is missing or of the wrong kind")
+    if not _is_id(line.get("step")):
+        raise ValueError("step is missing or of the wrong kind")
+    return line
+
+
+def _lines(path: Path) -> Iterator[tuple[Line, int]]:
+    """Yield the whole lines of a log and their lengths in bytes."""
+    with suppress(FileNotFoundError), _opened(path) as file:
+        number = 0
+        while (data := file.readline(_LONGEST)).endswith(b"\n") or len(data) == _LONGEST:
+            number += 1
+            try:
+                line = parse(data)
+            except ValueError as error:
+                raise MinigenError(
+                    f"{path} is damaged, line {number}: {_brief(error)}; resuming the run mends it"
+                ) from None
+            yield line, len(data)
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """Open a log to read it, if it is a regular file: a pipe would have to be waited for."""
+    try:
+        file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise MinigenError(f"cannot read {path}: {error.strerror}") from None
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise MinigenError(f"cannot read {path}: it is not a regular file")
+    return file
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"it holds {constant}")
+
+
+def _brief(error: ValueError) -> str:
+    text = str(error)
+    return text if len(text) <= 200 else f"{text[:200]}…"
+
+
+def _is_plain(value: object) -> bool:
+    if type(value) is int:
+        return abs(value) < MOST_WORDS
+    return type(value) is str or (type(value) is float and math.isfinite(value))
+
+
+def _is_id(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63

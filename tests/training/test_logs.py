@@ -1,0 +1,269 @@
+"""A checkpoint knows its logs: what it vouches for is never lost, doubled or changed in silence."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from minigen import Config, MinigenError, Run
+from minigen.training import checkpoint
+from minigen.training.folder import RunFolder
+from minigen.training.logs import METRICS, SAMPLES, read_lines
+from tests.conftest import TINY, Result
+
+Command = Callable[..., Result]
+STEPS = TINY["training.steps"]
+VOUCHED = (METRICS, SAMPLES)
+
+
+@pytest.fixture
+def folder(tiny_run: Path, tmp_path: Path) -> Path:
+    """A copy of a finished run, with checkpoints of steps 0, 4 and 6."""
+    return Path(shutil.copytree(tiny_run, tmp_path / "run"))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in folder.iterdir() if p.name != "timing.jsonl"}
+
+
+def lines_of(log: bytes) -> list[bytes]:
+    return log.splitlines(keepends=True)
+
+
+DAMAGES = {
+    "shortened": lambda log: log[: len(log) // 2],
+    "emptied": lambda log: b"",
+    "doubled": lambda log: log + log,
+    "line doubled": lambda log: b"".join([lines_of(log)[0], *lines_of(log)]),
+    "line lost": lambda log: b"".join(lines_of(log)[1:]),
+    "lines exchanged": lambda log: b"".join(reversed(lines_of(log))),
+    "NULs": lambda log: b"\0" * len(log),
+    "line ends": lambda log: log.replace(b"\n", b"\r\n"),
+}
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("log", VOUCHED)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_log_is_noticed_and_mended_to_the_same_bytes(
+    damage: str, log: str, folder: Path, minigen: Command
+) -> None:
+    whole = contents(folder)
+    (folder / log).write_bytes(DAMAGES[damage](whole[log]))
+    found = minigen("train", "--resume", "--out", str(folder))
+    assert found.status == 0
+    if damage == "doubled":
+        assert f"{folder / log} holds lines that are not the run's own behind" in found.err
+    else:
+        assert f"{folder / log} has lost, doubled or changed a line that step-000006" in found.err
+        assert "goes on from step" in found.err
+    assert contents(folder) == whole
+
+
+@pytest.mark.parametrize("log", VOUCHED)
+def test_one_flipped_bit_anywhere_is_noticed(log: str, folder: Path) -> None:
+    config, whole = Config.load(folder / "config.toml"), (folder / log).read_bytes()
+    for at in range(0, len(whole), max(1, len(whole) // 12)):
+        flipped = bytearray(whole)
+        flipped[at] ^= 1 << at % 8
+        (folder / log).write_bytes(flipped)
+        with pytest.warns(UserWarning, match="the logs are whole"):
+            resumed = RunFolder.resume(folder, config)
+        assert resumed.run.step < STEPS
+
+
+def test_the_run_goes_on_from_the_latest_checkpoint_whose_logs_are_whole(folder: Path) -> None:
+    lines = lines_of((folder / METRICS).read_bytes())
+    (folder / METRICS).write_bytes(b"".join(lines[:5]))
+    with pytest.warns(UserWarning, match="goes on from step 4"):
+        resumed = RunFolder.resume(folder, Config.load(folder / "config.toml"))
+    assert resumed.run.step == 4
+
+
+def test_where_no_checkpoint_agrees_it_is_refused_and_nothing_changed(
+    folder: Path, minigen: Command
+) -> None:
+    (folder / "step-000000.safetensors").unlink()
+    (folder / METRICS).unlink()
+    before = contents(folder)
+    found = minigen("train", "--resume", "--out", str(folder))
+    assert (found.status, found.err.count("\n")) == (1, 1)
+    assert "no other checkpoint agrees with the logs: put the log back as it was" in found.err
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("step", range(STEPS))
+def test_a_save_at_any_step_vouches_for_the_logs_up_to_it(step: int, tmp_path: Path) -> None:
+    """As on interruption; the logs are on the disk before the checkpoint is."""
+    run = RunFolder.create(tmp_path / "run", Run(Config.load("fables", TINY)))
+    records = run.steps()
+    for _ in range(step):
+        next(records)
+    run.save()
+    records.close()
+    saved = checkpoint.load(run.latest)
+    assert saved.logs is not None
+    for log in VOUCHED:
+        assert saved.logs[log]["bytes"] == (tmp_path / "run" / log).stat().st_size
+    assert len(read_lines(tmp_path / "run" / METRICS)) == step
+
+
+def test_logs_are_synced_before_the_checkpoint_that_relies_on_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunFolder.create(tmp_path / "run", Run(Config.load("fables", TINY)))
+    next(run.steps())
+    synced, sync = [], os.fsync
+
+    def noted(file: int) -> None:
+        synced.append(os.fstat(file).st_ino)
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    run.save()
+    inodes = [(tmp_path / "run" / log).stat().st_ino for log in VOUCHED]
+    assert synced[:2] == inodes
+    assert run.latest.stat().st_ino in synced[2:]
+
+
+def test_a_line_that_cannot_be_written_whole_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunFolder.create(tmp_path / "run", Run(Config.load("fables", TINY)))
+    write, calls = os.write, []
+
+    def fails(file: int, data: bytes) -> int:
+        calls.append(data)
+        if len(calls) > 1:
+            raise OSError(28, "No space left on device")
+        return write(file, data[:10])
+
+    monkeypatch.setattr(os, "write", fails)
+    with pytest.raises(MinigenError, match="No space left on device"):
+        next(run.steps())
+    assert (tmp_path / "run" / METRICS).read_bytes() == b""
+
+
+def test_checkpoints_without_logs_load_and_go_on(folder: Path) -> None:
+    """Those of before, and those that a Run saves from Python."""
+    whole = contents(folder)
+    for path in folder.glob("step-*"):
+        checkpoint.save(path, replace(checkpoint.load(path), logs=None))
+    (folder / "step-000006.safetensors").unlink()
+    config = Config.load(folder / "config.toml")
+    for _ in RunFolder.resume(folder, config).steps():
+        pass
+    assert (folder / METRICS).read_bytes() == whole[METRICS]
+    assert (folder / "step-000006.safetensors").read_bytes() == whole["step-000006.safetensors"]
+    Run.load(folder).save(folder / "alone")
+    assert checkpoint.load(folder / "alone").logs is None
+
+
+@pytest.mark.parametrize(
+    "logs",
+    [
+        {},
+        {"/dev/zero": {"bytes": 1 << 60, "sha256": ""}},
+        {name: {"bytes": -1, "sha256": ""} for name in VOUCHED},
+        {name: {"bytes": 10**400, "sha256": 0} for name in VOUCHED},
+        dict.fromkeys(VOUCHED, 5),
+    ],
+)
+def test_a_checkpoint_vouches_for_these_two_logs_alone(logs: object, folder: Path) -> None:
+    saved = checkpoint.load(folder / "step-000006.safetensors")
+    with pytest.raises(MinigenError, match="logs must hold the bytes and the sha256 of"):
+        checkpoint.save(folder / "step-000006.safetensors", replace(saved, logs=logs))
+
+
+# ── What is behind a log's name ──────────────────────────────────────────────────────────────────
+
+
+def lay_link(path: Path, elsewhere: Path) -> None:
+    path.symlink_to(elsewhere)
+
+
+def lay_hard_link(path: Path, elsewhere: Path) -> None:
+    os.link(elsewhere, path)
+
+
+def lay_pipe(path: Path, elsewhere: Path) -> None:
+    os.mkfifo(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes are POSIX's")
+@pytest.mark.parametrize("log", ["metrics.jsonl", "samples.jsonl", "timing.jsonl"])
+@pytest.mark.parametrize("lay", [lay_link, lay_hard_link, lay_pipe])
+def test_a_log_that_is_no_file_of_the_folder_is_refused_untouched(
+    lay: Callable[[Path, Path], None], log: str, folder: Path, minigen: Command
+) -> None:
+    elsewhere = folder.parent / "elsewhere"
+    elsewhere.write_bytes((folder / log).read_bytes() + b'{"step": 9}\n')
+    before = elsewhere.read_bytes()
+    (folder / log).unlink()
+    lay(folder / log, elsewhere)
+    found = minigen("train", "--resume", "--out", str(folder))
+    assert (found.status, found.err.count("\n")) == (1, 1)
+    assert f"{folder / log} must be a regular file with one name" in found.err
+    assert elsewhere.read_bytes() == before
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes are POSIX's")
+def test_nobody_waits_for_a_pipe_in_place_of_a_log(folder: Path, minigen: Command) -> None:
+    (folder / METRICS).unlink()
+    os.mkfifo(folder / METRICS)
+    found = minigen("report", str(folder))
+    assert (found.status, found.err.count("\n")) == (1, 1)
+    assert "is not a regular file" in found.err
+    assert minigen("verify", str(folder)).status == 0  # a log is an aid alone
+
+
+# ── Hostile lines ────────────────────────────────────────────────────────────────────────────────
+
+HOSTILE = {
+    "nested": b'{"step": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "nested elsewhere": b'{"step": 1, "loss": ' + b"[" * 900 + b"]" * 900 + b"}",
+    "NaN": b'{"step": NaN}',
+    "NaN id": b'{"step": 1, "token_ids": [NaN]}',
+    "huge step": b'{"step": 1' + b"0" * 400 + b"}",
+    "huger step": b'{"step": 1' + b"0" * 5000 + b"}",
+    "huge loss": b'{"step": 1, "loss": 1e400}',
+    "huge id": b'{"step": 1, "token_ids": [1' + b"0" * 400 + b"]}",
+    "true": b'{"step": true}',
+    "no step": b"{}",
+    "number": b"1",
+    "not UTF-8": b'{"step": 1, "text": "\xff"}',
+    "NULs": b"\0" * 1000,
+}
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_a_hostile_line_is_refused_in_one_short_line(hostile: str, folder: Path) -> None:
+    log = folder / METRICS
+    log.write_bytes(log.read_bytes() + HOSTILE[hostile] + b"\n")
+    with pytest.raises(MinigenError, match="is damaged, line 7: ") as raised:
+        read_lines(log)
+    assert len(str(raised.value)) < 500
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("command", ["report", "verify", "diff"])
+@pytest.mark.parametrize("hostile", ["nested", "NaN id", "huge step"])
+def test_every_command_reads_logs_so(
+    hostile: str, command: str, folder: Path, tiny_run: Path, minigen: Command
+) -> None:
+    log = folder / METRICS
+    log.write_bytes(HOSTILE[hostile] + b"\n" + log.read_bytes())
+    arguments = [command, str(folder), *([str(tiny_run)] if command == "diff" else [])]
+    found = minigen(*arguments)
+    assert "Traceback" not in found.err
+    assert "unexpected" not in found.err
+    assert found.err.count("Error: ") == (0 if command == "verify" else 1)
+
+
+def test_what_a_log_holds_is_read_as_it_was_written(folder: Path) -> None:
+    lines = [json.loads(line) for line in (folder / SAMPLES).read_bytes().splitlines()]
+    assert read_lines(folder / SAMPLES) == lines
