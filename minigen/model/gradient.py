@@ -91,7 +91,6 @@ class Batch:
         N, K = self.contexts.shape
         occurs = np.zeros((K, self.forward.E.shape[0]), dtype=bool)
         occurs[np.arange(K), self.contexts] = True
-        sums[...] = 0.0
         if is_cheaper_by_table(N * K, int(np.count_nonzero(occurs)), self.forward.E.shape[1]):
             self._by_table(sums, occurs)
         else:
@@ -132,6 +131,7 @@ class Batch:
                 self.engine.scatter(dh.reshape(-1, D), x.reshape(-1, 1), dE)
                 db += exact_sum(d, axis=0)
 
+        sums[...] = 0.0
         accumulate(add_up, sums, len(self.targets), K * D * V // 8)
 
     def _by_table(self, sums: Floats, occurs: Floats) -> None:
@@ -169,5 +169,6 @@ class Batch:
         in_parallel(fill, K, R * D * V // K // 8)
         accumulate(add_up, dT, len(slots), K * V)
         in_parallel(work_back, K, 2 * R * D * V // K // 8)
+        dE[...] = 0.0
         self.engine.scatter(terms, token[:, None], dE)
-        db += exact_sum(dT[cuts[0]], axis=0)  # each prediction has one token at position 0
+        db[...] = exact_sum(dT[cuts[0]], axis=0)  # each prediction has one token at position 0

@@ -7,6 +7,7 @@ import numpy as np
 
 from minigen.exact.arithmetic import Floats, ceil_log2, cos, grid_unit, largest_magnitude
 from minigen.model import engines
+from minigen.model.parallel import recycled
 from minigen.model.rules import OPTIMIZERS
 
 _PI = 3.141592653589793
@@ -92,7 +93,7 @@ class Optimizer:
             rate=rate, betas=self.betas, beta_powers=self._beta_powers, **self.options
         )
         moments = tuple(self.moments.values())
-        new = tuple(np.empty_like(moment) for moment in moments)
+        new = tuple(recycled(moment.size) for moment in moments)
         arrays = (parameters if out is None else out, *new)
         engines.chosen().update(rule, parameters, gradient, moments, (clip, keep, *scalars), arrays)
         self.moments = dict(zip(self.moments, new, strict=True))

@@ -2,6 +2,8 @@
 
 import os
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -15,7 +17,9 @@ from minigen.exact.arithmetic import Floats
 
 GRAIN = 1 << 16  # elements below which a second thread costs more than it saves
 
-_own = threading.local()  # the arrays of ``scratch``, and the threads that help this one
+_LENT = 6  # arrays that ``recycled`` knows: weights and two moments, before a step and after it
+
+_own = threading.local()  # arrays that are used again, and the threads that help this one
 
 
 @cache
@@ -101,3 +105,19 @@ def scratch(name: str, *shape: int) -> Floats:
     if flat is None or flat.size < prod(shape):
         flat = vars(_own)[name] = np.empty(prod(shape))
     return flat[: prod(shape)].reshape(shape)
+
+
+def recycled(size: int) -> Floats:
+    """Return an array (size,) for as long as it is held; its content is whatever was left there.
+
+    As ``scratch``, but its memory is used again only when nothing refers to it or a view of it.
+    """
+    nothing = np.empty(0)
+    lent: deque[tuple[weakref.ref[Floats], Floats]] = vars(_own).setdefault(
+        "lent", deque([(weakref.ref(nothing), nothing)] * _LENT, maxlen=_LENT)
+    )
+    holder, memory = lent[0]
+    memory = memory if memory.size == size and holder() is None else np.empty(size)
+    array = np.frombuffer(memory.data)  # an array of its own, which all views of it hold
+    lent.append((weakref.ref(array), memory))  # the first one goes
+    return array

@@ -23,7 +23,7 @@ from minigen.model import memory
 from minigen.model.gradient import Statistics
 from minigen.model.model import Model
 from minigen.model.optimizer import Optimizer
-from minigen.model.parallel import scratch
+from minigen.model.parallel import recycled, scratch
 from minigen.text import corpus
 from minigen.text.corpus import Corpus, Tokens
 from minigen.text.tokenizer import ByteTokenizer
@@ -290,8 +290,8 @@ class Run:
         step = self.step + 1
         try:
             statistics = self._draw_statistics()
-            weights = np.empty_like(self.model.flat)
-            gradient = self.model.gradient(statistics, scratch("gradient", weights.size))
+            weights = recycled(self.model.flat.size)
+            gradient = self.model.gradient(statistics, out=statistics.vector)
             rate = self.optimizer.update(self.model.flat, gradient, out=weights)
             self.model = self.model.with_weights(weights)
             self.model.check()

@@ -3,6 +3,7 @@
 import dataclasses
 from fractions import Fraction
 from functools import reduce
+from itertools import combinations
 from operator import add
 
 import numpy as np
@@ -18,6 +19,7 @@ from minigen.model import gradient
 from minigen.model.gradient import Statistics
 from minigen.model.head import gradient_bits, integer_weights, log_softmax, project
 from minigen.model.model import Model
+from minigen.model.parallel import recycled
 
 SHAPES = [(257, 8, 64), (257, 1, 1), (257, 1, 32), (257, 9, 1), (1024, 3, 5), (2, 2, 2), (1, 1, 1)]
 
@@ -431,3 +433,19 @@ def test_sums_of_the_table_stay_integers():
     E, _, W, _ = model.grids()
     assert (exact_matmul(E, W).transpose(1, 0, 2) == table).all()
     assert np.abs(exact_sum(np.abs(table), axis=1)).max() < 2.0**53
+
+
+def test_memory_is_used_again_only_when_no_array_and_no_view_of_it_is_held():
+    def differ_from(address):
+        return all(recycled(6).ctypes.data != address for _ in range(20))
+
+    array = recycled(6)
+    array[...] = 1.0
+    address, view = array.ctypes.data, array[2:].reshape(2, 2)
+    del array
+    assert differ_from(address)
+    del view
+    held = [recycled(6) for _ in range(20)]
+    assert not any(np.shares_memory(*pair) for pair in combinations(held, 2))
+    address = held.pop().ctypes.data
+    assert not differ_from(address)
