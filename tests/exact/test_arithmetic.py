@@ -116,6 +116,20 @@ def test_bits_are_pinned_at_a_tenth_three_and_ten(function, bits):
     assert [float(x).hex() for x in function([0.1, 3.0, 10.0])] == bits
 
 
+@pytest.mark.parametrize(
+    ("function", "x", "bits"),
+    [
+        (log, "0x1.689ebe111cf6ap+0", "0x1.5edf013e900f6p-2"),  # with 9 terms it is another
+        (log, "0x1.677dbb1d06160p+0", "0x1.5ba90dcc60402p-2"),  # with 11
+        (log, "0x1.6a3bdfc39c1adp-1", "-0x1.6256e09b709c7p-2"),  # with 11, below 1
+        (cos, "0x1.f203026754da9p+1", "-0x1.76ee229a7ea6ep-1"),  # with a factor fewer
+        (cos, "0x1.01e8182d91100p+11", "-0x1.6e59337f979d3p-1"),  # with one more
+    ],
+)
+def test_bits_are_pinned_where_the_length_of_a_series_decides_them(function, x, bits):
+    assert float(function(float.fromhex(x))).hex() == bits
+
+
 @pytest.mark.parametrize("bits", [52, 51, 43, 42, 36])
 def test_integer_exp_is_exp_scaled_and_rounded_bit_for_bit(bits):
     span = arithmetic.exp_span(bits)

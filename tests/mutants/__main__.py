@@ -158,7 +158,8 @@ def _try(file: str, options: argparse.Namespace) -> None:
 
 def _equivalent(file: str) -> set[tuple[str, str]]:
     entries = tomllib.loads((HERE / "equivalent.toml").read_text(encoding="utf-8"))["equivalent"]
-    return {(one["line"], one["change"]) for one in entries if one["file"] == file}
+    listed = [one for one in entries if one["file"] == file]
+    return {(one["line"], change) for one in listed for change in one["changes"]}
 
 
 def _copy(folder: Path, file: str) -> Path:

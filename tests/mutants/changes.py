@@ -27,7 +27,9 @@ class Change(NamedTuple):
     def name(self) -> str:
         """The change as it is listed: on one line, without what stays the same."""
         old, new = (" ".join(part.split()) for part in (self.old, self.new))
-        return f"{old} → {new}" if len(old) + len(new) < 160 else f"{old[:75]}… → {new[:75]}…"
+        return (
+            f"{old} → {new}".strip() if len(old) + len(new) < 160 else f"{old[:75]}… → {new[:75]}…"
+        )
 
 
 _COMPARISONS = {
