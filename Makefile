@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL = $(PYTHON) -m pip --python $(BIN)/python install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-all test-slow test-oldest test-browser test-faults mutants docs screenshot check bench clean
+.PHONY: demo test test-all test-slow test-oldest test-browser test-faults mutants docs screenshot check bench matrix clean
 
 demo: .venv/installed
 	$(BIN)/minigen demo
@@ -59,6 +59,11 @@ check: .venv/installed-dev
 # TEXT=file measures on another text than the embedded one.
 bench: .venv-bench/installed
 	.venv-bench/bin/python -m benchmarks $(if $(TEXT),--text $(TEXT))
+
+# The fingerprints in every environment that can be built here; writes docs/environments.md. Some of
+# the groups alone: GROUPS="kernels workers".
+matrix: .venv/installed-dev
+	$(BIN)/python -m tests.matrix $(GROUPS)
 
 clean:
 	rm -rf .venv .venv-* runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

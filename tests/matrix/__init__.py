@@ -1,0 +1,1 @@
+"""One fingerprint, in every environment that this machine can build: `make matrix`."""

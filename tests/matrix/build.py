@@ -1,0 +1,222 @@
+"""Environments are built of wheels, of Debian's packages in root folders, and of npm's programs.
+
+Nothing is installed: all lies in one cache folder, and each thing is made once, under a name that
+says what it is. What cannot be had raises MissingError, which gives the reason in a line.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minigen-matrix"
+MIRROR = "http://deb.debian.org/debian"
+_KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
+_GLIBC = ("2_17", "2_24", "2_26", "2_27", "2_28", "2_31", "2_34", "2_35", "2_38", "2_39")
+_LIMIT = 1200  # seconds for a download
+
+
+class MissingError(Exception):
+    """What cannot be built here, and why, in one line."""
+
+
+def _run(*command: object, cwd: Path | None = None) -> str:
+    try:
+        done = subprocess.run(
+            [*map(str, command)], cwd=cwd, capture_output=True, text=True, timeout=_LIMIT
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise MissingError(str(error).splitlines()[0]) from error
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.startswith(("ERROR", "E:"))]
+        lines = lines or done.stderr.splitlines() or [f"exit status {done.returncode}"]
+        raise MissingError(f"{Path(str(command[0])).name}: {lines[-1].strip()[:200]}")
+    return done.stdout
+
+
+def _made(name: str, make: Callable[[Path], None]) -> Path:
+    """Return the folder of that name, made on first use: whole or not at all."""
+    folder = CACHE / name
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(Path(f"{folder}.lock")):
+        if not folder.exists():
+            unfinished = Path(f"{folder}.new")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir()
+            print(f"builds {folder}", file=sys.stderr, flush=True)
+            make(unfinished)
+            unfinished.rename(folder)
+    return folder
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+# ── Wheels ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def wheels(
+    python: str, *requirements: str, machine: str = "x86_64", libc: str = "", whole: bool = True
+) -> Path:
+    """Unpack wheels for a Python ("3.13", "3.14t") and a machine; with what they need if ``whole``.
+
+    ``libc`` is "musllinux" for Alpine's kind.
+    """
+    version = python.rstrip("t")
+    platforms = [f"manylinux_{glibc}_{machine}" for glibc in _GLIBC]
+    platforms += [f"manylinux2014_{machine}", f"linux_{machine}"]
+    if libc:
+        platforms = [f"{libc}_1_{minor}_{machine}" for minor in (1, 2)]
+    abi = f"cp{python.replace('.', '')}"
+
+    def make(folder: Path) -> None:
+        _run(
+            *(
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--no-compile",
+                "--target",
+                folder,
+            ),
+            *("--python-version", version, "--implementation", "cp", "--only-binary", ":all:"),
+            *("--abi", abi, *(() if python.endswith("t") else ("--abi", "abi3")), "--abi", "none"),
+            *(part for platform in platforms for part in ("--platform", platform)),
+            *(() if whole else ("--no-deps",)),
+            *requirements,
+        )
+
+    digest = hashlib.sha256(repr((requirements, whole)).encode()).hexdigest()[:8]
+    short = "-".join("".join(c for c in r if c.isalnum() or c == ".") for r in requirements)
+    return _made(f"wheels/{python}-{libc or 'gnu'}-{machine}-{short[:40]}-{digest}", make)
+
+
+# ── Pythons of this machine ──────────────────────────────────────────────────────────────────────
+
+
+@cache
+def pythons() -> dict[str, str]:
+    """Return the CPythons on the path and among pyenv's: version ("3.13") → program."""
+    candidates = [sys.executable]
+    for minor in range(11, 20):
+        for name in (f"python3.{minor}", f"python3.{minor}t"):
+            candidates += [str(Path(p) / name) for p in os.get_exec_path()]
+            pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+            candidates += map(str, sorted(pyenv.glob(f"versions/*/bin/{name}")))
+    code = (
+        "import sys, sysconfig; t = 't' if sysconfig.get_config_var('Py_GIL_DISABLED') else ''; "
+        "print('%d.%d' % sys.version_info[:2] + t) if sys.implementation.name == 'cpython' else 1/0"
+    )
+    found: dict[str, str] = {}
+    for program in candidates:
+        if os.access(program, os.X_OK):
+            asked = subprocess.run([program, "-c", code], capture_output=True, text=True)
+            if asked.returncode == 0:
+                found.setdefault(asked.stdout.strip(), program)
+    return dict(sorted(found.items(), key=lambda item: int(item[0].rstrip("t").split(".")[1])))
+
+
+# ── Debian's packages in a root folder ───────────────────────────────────────────────────────────
+
+
+def root(suite: str, machine: str, *packages: str) -> Path:
+    """Unpack Debian packages, and what they need, into a folder that looks like a root."""
+    apt = shutil.which("apt-get")
+    if not apt or not shutil.which("dpkg-deb"):
+        raise MissingError("needs apt-get and dpkg-deb, Debian's")
+
+    def make(folder: Path) -> None:
+        state = _lists(suite, machine)
+        archives = folder / "archives"
+        (archives / "partial").mkdir(parents=True)
+        _run(
+            *_apt(state, machine),
+            *("-o", f"Dir::Cache::archives={archives}", "-o", "APT::Install-Recommends=false"),
+            *("install", "--download-only", "--yes", *packages),
+        )
+        for name in ("bin", "lib", "lib64"):
+            (folder / "usr" / name).mkdir(parents=True, exist_ok=True)
+            (folder / name).symlink_to(f"usr/{name}")
+        for archive in sorted(archives.glob("*.deb")):
+            _unpack(archive, folder)
+        shutil.rmtree(archives)
+
+    digest = hashlib.sha256(repr(packages).encode()).hexdigest()[:8]
+    return _made(f"roots/{suite}-{machine}-{digest}", make)
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    """As ``dpkg-deb --extract``, which would replace the links of the root by folders."""
+    tar = subprocess.Popen(["dpkg-deb", "--fsys-tarfile", archive], stdout=subprocess.PIPE)
+    extract = ["tar", "-x", "--keep-directory-symlink", "--no-same-owner", "-C", str(folder)]
+    done = subprocess.run([*extract, "--exclude=./dev/*"], stdin=tar.stdout, capture_output=True)
+    if tar.wait() or done.returncode:
+        raise MissingError(f"cannot unpack {archive.name}: {done.stderr.decode()[-200:]}")
+
+
+def _apt(state: Path, machine: str) -> list[str]:
+    settings = {
+        "Dir::State": state,
+        "Dir::State::lists": state / "lists",
+        "Dir::State::status": state / "status",
+        "Dir::Cache": state / "cache",
+        "Dir::Etc::sourcelist": state / "sources.list",
+        "Dir::Etc::sourceparts": "/dev/null",
+        "Dir::Etc::preferencesparts": "/dev/null",
+        "APT::Architecture": machine,
+        "APT::Architectures": machine,
+        "APT::Sandbox::User": "root",
+    }
+    return ["apt-get", "-q", *(f"-o{key}={value}" for key, value in settings.items())]
+
+
+def _lists(suite: str, machine: str) -> Path:
+    def make(state: Path) -> None:
+        (state / "lists" / "partial").mkdir(parents=True)
+        (state / "cache" / "archives" / "partial").mkdir(parents=True)
+        (state / "status").touch()
+        source = f"deb [signed-by={_KEYS}] {MIRROR} {suite} main\n"
+        (state / "sources.list").write_text(source)
+        _run(*_apt(state, machine), "update")
+
+    return _made(f"lists/{suite}-{machine}", make)
+
+
+def emulator(machine: str) -> str:
+    """Return the program of qemu that runs another machine's programs: Debian's, by its name."""
+    program = root("trixie", "amd64", "qemu-user") / "usr/bin" / f"qemu-{machine}"
+    if not program.exists():
+        raise MissingError(f"qemu has no qemu-{machine}")
+    return str(program)
+
+
+# ── npm ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def from_npm(package: str, version: str, program: str) -> str:
+    """Return a program out of a package of npm, a JavaScript engine for instance."""
+    if not shutil.which("npm"):
+        raise MissingError("needs npm")
+
+    def make(folder: Path) -> None:
+        command = ("npm", "pack", "--silent", f"{package}@{version}")
+        archive = _run(*command, cwd=folder).strip().splitlines()[-1]
+        _run("tar", "-xzf", folder / archive, "-C", folder)
+        (folder / archive).unlink()
+
+    folder = _made(f"npm/{package.replace('/', '-')}-{version}", make)
+    path = folder / "package" / program
+    path.chmod(0o755)
+    return str(path)
