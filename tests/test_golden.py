@@ -12,6 +12,8 @@ import pytest
 
 from minigen import Config, Run
 from minigen.errors import MinigenError
+from minigen.model import optimizer
+from minigen.model.gradient import Batch
 from minigen.training.checkpoint import FORMAT, load
 
 DATA = Path(__file__).parent / "data"
@@ -33,13 +35,16 @@ SETTINGS = {
     "sampling.max_new_tokens": 5,
 }
 SAVED_AT = 20
-# What the settings above leave out: a batch that is no power of two, SGD, a linear decay, clipping.
+# What the settings above leave out: a batch that is no power of two, a linear decay, clipping; SGD,
+# and the gradient by table, which takes more numbers for each token.
 OTHERWISE = {
     "training.batch_size": 24,
-    "optimizer.name": "sgd",
-    "optimizer.learning_rate": 2.0,
     "optimizer.gradient_clip": 0.25,
     "optimizer.decay": "linear",
+}
+OTHERS = {
+    "sgd": OTHERWISE | {"optimizer.name": "sgd", "optimizer.learning_rate": 2.0},
+    "adamw": OTHERWISE | {"optimizer.learning_rate": 0.01, "model.embedding_dim": 64},
 }
 
 
@@ -71,9 +76,9 @@ def trained_on() -> str:
     return run.fingerprint
 
 
-def trained_otherwise() -> list[str]:
-    """The losses and the fingerprint of a run with the other settings."""
-    run = Run(Config.load("fables", SETTINGS | OTHERWISE), text=TEXT)
+def trained_otherwise(settings: dict[str, object]) -> list[str]:
+    """The losses and the fingerprint of a run with other settings."""
+    run = Run(Config.load("fables", SETTINGS | settings), text=TEXT)
     losses = [record.loss.hex() for record in run.train()]
     return [*losses[::5], run.fingerprint]
 
@@ -82,7 +87,7 @@ def facts() -> dict[str, object]:
     return {
         **given(GOLDEN),
         "fingerprint after the last step": trained_on(),
-        "trained otherwise": trained_otherwise(),
+        "trained otherwise": {name: trained_otherwise(OTHERS[name]) for name in OTHERS},
     }
 
 
@@ -91,14 +96,15 @@ def test_the_file_loads_writes_and_trains_on_as_it_did_when_it_was_written():
     assert found == expected
 
 
-def test_the_other_settings_clip_the_gradient_of_every_step(monkeypatch):
-    """So that the pinned run above sees the clipping."""
-    from minigen.model import optimizer
-
-    norms, norm = [], optimizer.norm
+@pytest.mark.parametrize(("name", "way"), [("sgd", "_by_contexts"), ("adamw", "_by_table")])
+def test_the_other_settings_clip_every_gradient_and_take_both_ways_to_it(monkeypatch, name, way):
+    """So that the pinned runs above see the clipping, and both ways."""
+    norms, ways = [], []
+    norm, work = optimizer.norm, getattr(Batch, way)
     monkeypatch.setattr(optimizer, "norm", lambda x: norms.append(norm(x)) or norms[-1])
-    trained_otherwise()
-    assert len(norms) == SETTINGS["training.steps"]
+    monkeypatch.setattr(Batch, way, lambda *given: ways.append(way) or work(*given))
+    trained_otherwise(OTHERS[name])
+    assert len(norms) == len(ways) == SETTINGS["training.steps"]
     assert min(norms) > OTHERWISE["optimizer.gradient_clip"]
 
 
