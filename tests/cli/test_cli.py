@@ -335,6 +335,8 @@ def test_output_is_utf8_in_any_locale(tiny_run: Path) -> None:
         "generate", str(tiny_run), "é", "--max-new-tokens", "1", env=environment
     )
     assert result.stdout.startswith("é".encode())
+    missing = subprocess_run("info", "é", env=environment)
+    assert missing.stderr.decode().startswith("Error: é")
 
 
 def test_a_closed_pipe_ends_quietly(tiny_run: Path) -> None:

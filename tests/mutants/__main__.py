@@ -44,7 +44,7 @@ COMPILED = ("minigen/model/kernels_numba.py", "minigen/model/numba_cache.py")
 """They are about numba. All others run without it: it would compile each bug anew."""
 TESTS = {  # beside those of the room that a file is in
     "minigen/exact": ["tests/exact", "tests/model"],
-    "minigen/model": ["tests/model", "tests/test_golden.py"],
+    "minigen/model": ["tests/model", "tests/test_golden.py", "tests/training/test_whole_run.py"],
     "minigen/text": ["tests/text"],
     "minigen/decoding": ["tests/decoding"],
     "minigen/training": ["tests/training", "tests/test_golden.py"],

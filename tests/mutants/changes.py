@@ -6,6 +6,7 @@ changed: the names of streams, options, keys and files. Nor are type annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ class Change(NamedTuple):
     text: str
     old: str
     new: str
+    number: int = 1  # of those that look alike in a line
 
     def apply(self, source: bytes) -> bytes:
         return source[: self.start] + self.new.encode() + source[self.end :]
@@ -27,9 +29,20 @@ class Change(NamedTuple):
     def name(self) -> str:
         """The change as it is listed: on one line, without what stays the same."""
         old, new = (" ".join(part.split()) for part in (self.old, self.new))
-        return (
-            f"{old} → {new}".strip() if len(old) + len(new) < 160 else f"{old[:75]}… → {new[:75]}…"
-        )
+        short = len(old) + len(new) < 160
+        name = f"{old} → {new}".strip() if short else f"{old[:75]}… → {new[:75]}…"
+        return name if self.number == 1 else f"{name} (no. {self.number})"
+
+
+def _numbered(changes: list[Change]) -> list[Change]:
+    """Tell apart those that look alike in a line."""
+    seen: Counter[tuple[str, str, int]] = Counter()
+    found = []
+    for change in sorted(changes):
+        key = change.old, change.new, change.line
+        seen[key] += 1
+        found.append(change._replace(number=seen[key]))
+    return found
 
 
 _COMPARISONS = {
@@ -154,7 +167,7 @@ def of_python(source: bytes) -> list[Change]:
                 continue
             if ast.dump(tree) != dumped:
                 found.append(bug)
-    return sorted(set(found))
+    return _numbered(list(set(found)))
 
 
 def _behaviour(node: ast.AST) -> Iterator[ast.AST]:
@@ -218,4 +231,4 @@ def of_javascript(source: bytes) -> list[Change]:
             start = len(text[: match.start()].encode())
             end = start + len(old.encode())
             found.append(Change(start, end, line + 1, lines[line].strip(), old, new))
-    return found
+    return _numbered(found)
