@@ -33,7 +33,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     Until then it is hidden beside it, under a name that nobody can foresee, and locked; what
     writers left there that were killed is removed. Raises OSError.
     """
-    _remove_strays(path.parent)
+    remove_strays(path.parent)
     file = _new(path)
     try:
         with file:
@@ -41,15 +41,20 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
             os.replace(file.name, path)
-        with suppress(OSError):  # not every system can do that with a folder
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+        sync(path.parent)
     finally:
         with suppress(OSError):  # it has its place already
             os.unlink(file.name)
+
+
+def sync(folder: Path) -> None:
+    """Bring the names in a folder to the disk, where the system can do that."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _new(path: Path) -> IO[bytes]:
@@ -124,7 +129,7 @@ def _lock(file: IO[bytes] | int) -> bool | None:
     return True
 
 
-def _remove_strays(folder: Path) -> None:
+def remove_strays(folder: Path) -> None:
     """Remove what our own writers left that were killed, and nothing of anybody else."""
     with os.scandir(folder) as entries:
         for entry in entries:

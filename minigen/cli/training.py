@@ -191,7 +191,9 @@ def train(
             require_empty(path)
             return Config.load(config or "fables", changes)
         if not (path / CONFIG).is_file():
-            raise MinigenError(f"{path} holds no run to resume: train without --resume")
+            is_free = not path.exists() or (path.is_dir() and not any(path.iterdir()))
+            cure = "train without --resume" if is_free else f"it has no {CONFIG}"
+            raise MinigenError(f"{path} holds no run to resume: {cure}")
         loaded = Config.of_run(path, changes)
         if "-" in loaded.corpus.text and "corpus.text" not in changes:
             raise MinigenError(

@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from minigen.errors import MinigenError, expect
 from minigen.exact.streams import MOST_WORDS
 from minigen.files import replacing
+from minigen.model import memory
 from minigen.model.model import PARAMETERS as PARAMETERS
 from minigen.model.model import Model
 from minigen.model.model import fingerprint as fingerprint
@@ -30,6 +33,8 @@ from minigen.training.logs import NO_LOG, VOUCHED
 FORMAT = 2  # raised whenever a file of the old kind would be misread, or trained on otherwise
 _READABLE = (1, 2)  # format 1: another gradient, so it can be used but not trained on
 STREAMS = ("inference", "optimizer")  # without these positions a run cannot go on as it was
+_KNOWN_STREAMS = {*STREAMS, "init"}
+_MOST_DESCRIBED = 1 << 20  # bytes of description beside as many as the tensors have
 
 _NAME = re.compile(r"step-([0-9]{1,19})\.safetensors")  # in a run folder
 
@@ -106,7 +111,14 @@ def save(path: str | Path, checkpoint: Checkpoint) -> None:
     except MinigenError as error:
         raise MinigenError(f"cannot save {path}: {error}") from None
     text = _canonical({**description, "checksum": _checksum(description)})
-    write_atomically(path, _header(tensors, text), *map(_bytes, tensors.values()))
+    header = _header(tensors, text)
+    try:
+        _check_described(
+            len(header), reduce(add, (tensor.nbytes for tensor in tensors.values()), 0)
+        )
+    except MinigenError as error:
+        raise MinigenError(f"cannot save {path}: {error}") from None
+    write_atomically(path, header, *map(_bytes, tensors.values()))
 
 
 def load(path: str | Path, *, moments: bool = True) -> Checkpoint:
@@ -119,8 +131,10 @@ def load(path: str | Path, *, moments: bool = True) -> Checkpoint:
     try:
         if not path.is_file():
             raise MinigenError("it is not a file" if path.exists() else "there is no such file")
+        _check_size(path)
         with safe_open(path, framework="numpy") as file:
             description = _unseal(file.metadata() or {})
+            _check_step(description)
             headers = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
             for name, header in headers.items():
                 if header.get_dtype() != "F64":
@@ -275,6 +289,46 @@ def _unseal(metadata: dict[str, str]) -> dict[str, Any]:
     return description
 
 
+def _check_size(path: Path) -> None:
+    """Refuse what would take more time or memory to read than a real file of its size."""
+    with open(path, "rb") as file:
+        described = int.from_bytes(file.read(8), "little")
+        rest = os.fstat(file.fileno()).st_size - described
+    if rest >= 0:  # else it is no safetensors file, as the library will say
+        _check_described(described, rest)
+        memory.require(rest, "it", "use a machine with more memory")
+
+
+def _check_described(described: int, rest: int) -> None:
+    """Refuse a description, in bytes, that a file with so many of tensors has no use for."""
+    if described > _MOST_DESCRIBED + rest:
+        raise MinigenError(
+            f"its description must have at most {_MOST_DESCRIBED} bytes more than its tensors "
+            f"(it has {described}, they {rest}): shorten sampling.prompt"
+        )
+
+
+def _check_step(description: dict[str, Any]) -> None:
+    training = description["config"].get("training", {})
+    if description["step"] > training.get("steps", description["step"]):
+        raise MinigenError(
+            f"it cannot be right: it is at step {description['step']} of training.steps = "
+            f"{training['steps']}"
+        )
+
+
+def _check_config(config: dict[str, Any]) -> None:
+    """Check what is used of a config before, or without, `Config.from_dict`."""
+    for name, table in config.items():
+        if not isinstance(table, dict):
+            raise MinigenError(f"its config is damaged: {name[:80]} must be a table")
+    text = config.get("corpus", {}).get("text", "external")
+    if text not in ("fables", "external"):  # no path from a checkpoint is ever opened
+        raise MinigenError('corpus.text in it must be "fables" or "external", never a path')
+    if type(config.get("training", {}).get("steps", 0)) is not int:
+        raise MinigenError("training.steps in it must be an integer")
+
+
 def _check_description(description: dict[str, Any]) -> None:
     kinds = {
         "format": int,
@@ -291,7 +345,10 @@ def _check_description(description: dict[str, Any]) -> None:
     for key, kind in kinds.items():
         if type(description[key]) is not kind:
             raise MinigenError(f"{key} must be of type {kind.__name__}")
+    _check_config(description["config"])
     streams = description["streams"]
+    if odd := sorted(streams.keys() - _KNOWN_STREAMS):
+        raise MinigenError(f"it holds a stream that no run has: {odd[0][:80]!r}")
     if missing := [name for name in STREAMS if name not in streams]:
         raise MinigenError(f"the positions of these streams are missing: {', '.join(missing)}")
     is_whole = isinstance(logs, dict) and logs.keys() == set(VOUCHED)
@@ -318,6 +375,9 @@ def _check_shapes(shapes: Shapes, description: dict[str, Any]) -> None:
         K = description["config"]["model"]["context_length"]
         D = description["config"]["model"]["embedding_dim"]
         V = 257 + len(description["tokenizer"]["merges"])  # bytes, <|endoftext|>, merges
+        for name, size in {"model.context_length": K, "model.embedding_dim": D}.items():
+            if type(size) is not int or size < 1:
+                raise MinigenError(f"{name} must be an integer of at least 1 (got {size!r:.80})")
         described = {name: tuple(entry["shape"]) for name, entry in description["tensors"].items()}
     except (KeyError, TypeError):
         raise MinigenError("its config, tokenizer or list of tensors is not complete") from None

@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import shlex
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -59,6 +60,11 @@ class Config(Tables):
             name: _absolute(name, table, folder) if isinstance(table, dict) else table
             for name, table in _read(path).items()
         }
+        if not tables:  # as a power cut may leave it; it is not the config of all defaults
+            raise MinigenError(
+                f"{path} is empty: put back into it the config that the run had (minigen info "
+                f"{shlex.quote(str(folder))} lists it), or train anew with --out"
+            )
         return cls._build(_complete(tables), overrides or {}, source=str(path))
 
     @classmethod

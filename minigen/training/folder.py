@@ -5,6 +5,7 @@ run killed at any moment ends with the same bytes as one that was never stopped.
 not what that checkpoint vouches for, the run goes on from the latest whose logs are.
 """
 
+import os
 import time
 import warnings
 from collections.abc import Iterator
@@ -79,6 +80,7 @@ class RunFolder:
         self._owned = files.own(self.path)
         require_empty(self.path)  # another one may have been faster
         self._write_config()
+        files.sync(self.path.parent)  # the folder itself must be there after a power cut
         self._open_logs()
 
     def _cut_logs(self, vouched: dict[str, logs.State] | None) -> None:
@@ -204,13 +206,15 @@ def _loaded(path: Path) -> checkpoint.Checkpoint | None:
 
 
 def require_empty(path: Path) -> None:
-    """Raise MinigenError unless the folder is new or empty."""
+    """Raise MinigenError unless the folder is new or empty, but for what a kill left unfinished."""
     try:
-        is_taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
+        if not path.exists():
+            return
+        files.remove_strays(path)
+        # Of config.toml, hidden, is what a kill left of it.
+        there = [name for name in os.listdir(path) if not name.startswith(f".{CONFIG}.")]
     except OSError as error:
         raise MinigenError(f"cannot read folder {path}: {error.strerror}") from None
-    if is_taken:
-        raise MinigenError(
-            f"{path} is not a new or empty folder: name another with --out, "
-            "or go on with minigen train --resume"
-        )
+    if there:
+        go_on = ", or go on with minigen train --resume" if CONFIG in there else ""
+        raise MinigenError(f"{path} is not a new or empty folder: name another with --out{go_on}")

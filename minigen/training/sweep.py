@@ -19,7 +19,9 @@ from operator import add
 from pathlib import Path
 from typing import Any
 
+from minigen import files
 from minigen.errors import MinigenError, OptionError, expect
+from minigen.training.checkpoint import write_atomically
 from minigen.training.config import Config, differences, parse_override
 from minigen.training.folder import CONFIG, RunFolder, require_empty
 from minigen.training.logs import METRICS
@@ -149,7 +151,8 @@ def create(path: Path, runs: Mapping[str, Config]) -> None:
         path.mkdir(parents=True, exist_ok=True)
         for name, config in runs.items():
             (made / name).mkdir(parents=True)
-            (made / name / CONFIG).write_bytes(config.to_toml().encode())
+            write_atomically(made / name / CONFIG, config.to_toml().encode())
+        files.sync(made)
         made.rename(path / _PLANNED)
         _put_in_place(path)
     except OSError as error:

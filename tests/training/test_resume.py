@@ -148,7 +148,7 @@ def test_positions_may_be_set_to_numbers_of_numpy(tmp_path):
 @pytest.mark.parametrize(
     ("change", "cause"),
     [
-        ({"step": 10**9}, f"it is at step {10**9} of {STEPS}"),
+        ({"step": 10**9}, f"it is at step {10**9} of training.steps = {STEPS}"),
         ({"tensors": dict(new_run().model.parameters)}, "lacks what adamw needs to go on: m.E, "),
     ],
     ids=["step", "moments"],
