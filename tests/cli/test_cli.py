@@ -336,7 +336,7 @@ def test_output_is_utf8_in_any_locale(tiny_run: Path) -> None:
     )
     assert result.stdout.startswith("é".encode())
     missing = subprocess_run("info", "é", env=environment)
-    assert missing.stderr.decode().startswith("Error: é")
+    assert missing.stderr.decode().startswith("Error: cannot load é")
 
 
 def test_a_closed_pipe_ends_quietly(tiny_run: Path) -> None:
