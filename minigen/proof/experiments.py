@@ -69,7 +69,7 @@ WAYS: Mapping[str, Callable[[Run], None]] = {
 # ── The experiments ──────────────────────────────────────────────────────────────────────────────
 
 
-def _claim(
+def claim(
     name: str,
     same: str,
     differences: Mapping[str, str],
@@ -100,7 +100,7 @@ def sampling(lab: Laboratory) -> Claim:
     )
     shared = lab.run()
     shared.streams["inference"] = shared.streams["optimizer"]
-    return _claim(
+    return claim(
         "sampling",
         f"{lab.steps} steps with text after each ({', '.join(differences)}): "
         "same batches, losses and weights as with none",
@@ -126,7 +126,7 @@ class EvaluatesRandomly(Run):
 def evaluation(lab: Laboratory) -> Claim:
     """Show that measuring the loss while training does not change the training."""
     never = lab.train(lab.run())
-    return _claim(
+    return claim(
         "evaluation",
         f"{lab.steps} steps, evaluated never, after every step, after every 7th: "
         "same batches, losses and weights",
@@ -168,7 +168,7 @@ def resume(lab: Laboratory) -> Claim:
     half.save(path)
     forgetful = lab.run(changes, path=path)
     forgetful.streams["optimizer"].position = 0
-    return _claim(
+    return claim(
         "resume",
         f"stopped at step 0, 1{inside}, {last // 2}, {last}, twice in a row, three times: "
         f"the same losses, weights, samples and final file as {last} steps without a stop",
@@ -187,7 +187,7 @@ def decoding(lab: Laboratory) -> Claim:
         way(run)
         differences[name] = "" if state(run) == before else "other weights or moments"
     lab.train(run, 1)
-    return _claim(
+    return claim(
         "decoding does not train",
         f"text by {', '.join(WAYS)}: same weights and moments before and after",
         differences,
@@ -231,7 +231,7 @@ def replay(lab: Laboratory) -> Claim:
         for name, rows in batches.items()
     }
     differences["another seed"] = "the same text" if own(everyone, seed=1) == expected else ""
-    return _claim(
+    return claim(
         "replay",
         f"{len(PROMPTS)} prompts: same seed, same text, in any order, together or alone; "
         "another seed, another text",
@@ -253,7 +253,7 @@ def incremental(lab: Laboratory) -> Claim:
     alone = np.concatenate([model.logits(row[None]) for row in contexts])
     ways = {"one pass": model.logits(contexts), "alone": alone, "updated": updated(model, contexts)}
     forwards, backwards = float_sums(with_floats(run), contexts)
-    return _claim(
+    return claim(
         "incremental = whole",
         f"{len(tokens)} tokens: logits updated token by token, alone, in one pass and by the "
         "plain projection have the same bits",
@@ -319,7 +319,7 @@ def micro_batches(lab: Laboratory) -> Claim:
     in_one, in_four = parts(1), parts(4)
     for run in (in_one, in_four):
         with_floats(run)
-    return _claim(
+    return claim(
         "micro-batches",
         f"{lab.steps} steps of {size} predictions in 1, 2, 4 and 8 parts: same losses and weights; "
         "8 parts added in three orders: same gradient",

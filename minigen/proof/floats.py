@@ -18,14 +18,14 @@ from minigen.training.run import Run
 class FloatStatistics:
     """Sums over a batch: the gradient, flat like the parameters, and the loss in nats."""
 
-    gradient: Floats
+    vector: Floats
     loss: float
     count: int
     step_size: int
 
     def __add__(self, other: "FloatStatistics") -> "FloatStatistics":
         return FloatStatistics(
-            self.gradient + other.gradient,
+            self.vector + other.vector,
             self.loss + other.loss,
             self.count + other.count,
             self.step_size,
@@ -58,7 +58,7 @@ class FloatModel(Model):
 
     def gradient(self, statistics: Any, out: Floats | None = None) -> Floats:
         """Gradient of the step's mean loss, flat like ``flat``."""
-        gradient: Floats = statistics.gradient / statistics.step_size
+        gradient: Floats = statistics.vector / statistics.step_size
         return gradient
 
 

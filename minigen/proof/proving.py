@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from minigen.errors import expect
-from minigen.proof import experiments, workers
+from minigen.proof import experiments, wholeness, workers
 from minigen.proof.environments import environment
 from minigen.proof.laboratory import Claim, Laboratory
 from minigen.text.corpus import Progress
@@ -21,8 +21,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     experiments.sampling,
     experiments.evaluation,
     experiments.resume,
+    wholeness.interrupt,
+    wholeness.copies,
     experiments.decoding,
     experiments.replay,
+    wholeness.threads,
     experiments.incremental,
     experiments.micro_batches,
     environment,

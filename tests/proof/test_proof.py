@@ -1,5 +1,6 @@
 """The experiments of `minigen prove`: true claims hold, broken ones fail, controls are caught."""
 
+import copy
 import json
 import os
 import subprocess
@@ -15,7 +16,7 @@ from minigen.decoding.generation import WordSource
 from minigen.errors import MinigenError
 from minigen.exact.streams import Stream
 from minigen.model.model import Model, Statistics
-from minigen.proof import environments, experiments, proving, workers
+from minigen.proof import environments, experiments, proving, wholeness, workers
 from minigen.proof.environments import Environment, Outcome, judge, train_in
 from minigen.proof.laboratory import Claim, Control, Laboratory
 from minigen.proof.proving import EXPERIMENTS, proven
@@ -241,6 +242,75 @@ def test_parts_that_depend_on_their_order_fail_the_claim_on_micro_batches(labora
     assert failed(experiments.micro_batches(laboratory()), "order: other gradient")
 
 
+def test_a_step_taken_in_place_fails_the_claim_on_interruptions(laboratory, monkeypatch):
+    lab = laboratory()
+    monkeypatch.setattr(Run, "_take_step", Run._advance)
+    assert failed(wholeness.interrupt(lab), "interrupted before statement")
+
+
+def test_where_no_step_was_interrupted_nothing_was_tested(laboratory, monkeypatch):
+    lab = laboratory()
+    monkeypatch.setattr(wholeness, "_take_step", lambda run, moment=None: len(run.train(1)))
+    assert wholeness.interrupt(lab).holds is None
+
+
+def test_a_copy_that_lost_its_moments_fails_the_claim_on_copies(laboratory, monkeypatch):
+    whole = Run.__getstate__
+
+    def without_moments(run):
+        left = whole(run)
+        optimizer = copy.copy(left["optimizer"])
+        optimizer.moments = {name: np.zeros_like(m) for name, m in optimizer.moments.items()}
+        return {**left, "optimizer": optimizer}
+
+    lab = laboratory()
+    monkeypatch.setattr(Run, "__getstate__", without_moments)
+    assert failed(wholeness.copies(lab), *(f"{name}: other weights" for name in wholeness.COPIES))
+
+
+def test_a_copy_that_shares_its_weights_fails_the_claim_on_copies(laboratory, monkeypatch):
+    """It moves a weight of the original while it trains."""
+    advance = Run._advance
+
+    def careless(run):
+        run.model.flat[0] += 1.0
+        return advance(run)
+
+    lab = laboratory()
+    monkeypatch.setattr(Run, "_advance", careless)
+    monkeypatch.setattr(Model, "__deepcopy__", lambda model, _: model, raising=False)
+    assert failed(wholeness.copies(lab), "the original: changed by its copies")
+
+
+def test_streams_behind_the_model_fail_the_claim_on_threads(laboratory, monkeypatch):
+    """Words that all threads draw from one place, whatever stream each was given."""
+    shared = Stream(0, "inference")
+    lab = laboratory()
+    monkeypatch.setattr(WordSource, "take", lambda source: shared.words(len(source._streams)))
+    assert failed(wholeness.threads(lab), "together: other texts")
+
+
+def test_text_drawn_from_the_optimizers_stream_fails_the_claim_on_threads(laboratory, monkeypatch):
+    generate = Run.generate
+
+    def careless(run, *arguments, **options):
+        run.streams["optimizer"].word()
+        return generate(run, *arguments, **options)
+
+    lab = laboratory()
+    monkeypatch.setattr(Run, "generate", careless)
+    assert failed(wholeness.threads(lab), "while training: other")
+
+
+def test_an_error_in_the_other_thread_fails_the_claim_on_threads(laboratory, monkeypatch):
+    def fails(run, *_, **__):
+        raise ValueError("no")
+
+    lab = laboratory()
+    monkeypatch.setattr(Run, "generate", fails)
+    assert failed(wholeness.threads(lab), "the other thread: ValueError('no')")
+
+
 # ── Environments ─────────────────────────────────────────────────────────────────────────────────
 
 
@@ -372,8 +442,11 @@ def test_the_command_proves_a_config_and_prints_json(tmp_path, capsys):
         "sampling",
         "evaluation",
         "resume",
+        "interrupt",
+        "copy",
         "decoding does not train",
         "replay",
+        "threads",
         "incremental = whole",
         "micro-batches",
         "environment",
