@@ -27,11 +27,19 @@ class Engine(Protocol):
         """Total += Xᵀ·d: add each row of d (N, V) to the K rows of ``total`` (R, V)."""
 
     def gradients(
-        self, z: Floats, unit: float, bias: Floats, targets: Integers, scale: float, losses: Floats
+        self,
+        z: Floats,
+        unit: float,
+        bias: Floats,
+        targets: Integers,
+        scale: float,
+        gap: Floats,
+        S: Floats,
     ) -> None:
         """Replace integer logits z (N, V), in steps of ``unit``, by their gradient d = p − 1[y].
 
-        d in steps of 1/scale: ``head.integer_gradient``. Fills losses (N,) in nats.
+        d in steps of 1/scale: ``head.integer_gradient``. Fills what the losses follow from: gap
+        (N,) of the targets, in nats, and S (N,), the sum of the integer weights.
         """
 
     def sum_of_squares(self, x: Floats, per_unit: float, scale: float) -> float:

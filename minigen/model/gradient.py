@@ -13,7 +13,7 @@ import numpy as np
 from minigen.errors import OptionError
 from minigen.exact.arithmetic import Floats, Integers, exact_matmul, exact_sum
 from minigen.model import engines
-from minigen.model.head import LOSS_UNIT, total_loss
+from minigen.model.head import LOSS_UNIT, log_partition, total_loss
 from minigen.model.parallel import accumulate, blocks, in_parallel, scratch
 
 PASSES = 12  # what the table's two passes over a row cost, in products of three matrices
@@ -83,7 +83,7 @@ class Batch:
         self.contexts, self.targets, self.bias = contexts, targets, bias
         self.forward, self.backward = forward, backward
         self.unit, self.scale = forward.E_unit * forward.W_unit, ldexp(1.0, bits)
-        self.losses = np.empty(len(targets))  # in nats
+        self.gap, self.S = np.empty((2, len(targets)))  # which the losses follow from
         self.engine = engines.chosen()
 
     def add_up(self, sums: Floats) -> int:
@@ -95,7 +95,7 @@ class Batch:
             self._by_table(sums, occurs)
         else:
             self._by_contexts(sums)
-        return total_loss(self.losses)
+        return total_loss(self.gap + log_partition(self.S, self.forward.E.shape[0]))
 
     def _views(self, sums: Floats) -> tuple[Floats, Floats, Floats]:
         """Cut sums (P,) into dE (V, D), dW (K, D, V) and db (V,)."""
@@ -104,10 +104,9 @@ class Batch:
         return sums[: V * D].reshape(V, D), dW, sums[-V:]
 
     def _to_gradients(self, z: Floats, block: slice) -> Floats:
-        """Turn integer logits into d in place, and note the losses."""
-        self.engine.gradients(
-            z, self.unit, self.bias, self.targets[block], self.scale, self.losses[block]
-        )
+        """Turn integer logits into d in place, and note what the losses follow from."""
+        rows = self.targets[block], self.scale, self.gap[block], self.S[block]
+        self.engine.gradients(z, self.unit, self.bias, *rows)
         return z
 
     def _by_contexts(self, sums: Floats) -> None:

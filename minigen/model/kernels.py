@@ -6,7 +6,7 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from minigen.exact.arithmetic import Floats, Integers, exact_sum, integer_exp, integer_square
-from minigen.model.head import gaps, integer_gradient, log_partition, weight_bits
+from minigen.model.head import gaps, integer_gradient, weight_bits
 from minigen.model.parallel import blocks, in_parallel
 from minigen.model.rules import UpdateRule
 
@@ -32,17 +32,23 @@ def scatter(d: Floats, slots: Integers, total: Floats) -> None:
 
 
 def gradients(
-    z: Floats, unit: float, bias: Floats, targets: Integers, scale: float, losses: Floats
+    z: Floats,
+    unit: float,
+    bias: Floats,
+    targets: Integers,
+    scale: float,
+    gap: Floats,
+    S: Floats,
 ) -> None:
     """See ``Engine``."""
     V = len(bias)
     for block in blocks(slice(0, len(z)), V):
-        gap = gaps(z[block] * unit + bias)  # (n, V)
-        w = integer_exp(gap, weight_bits(V))
-        S = exact_sum(w, axis=1, keepdims=True)  # (n, 1)
-        target = np.arange(len(gap)), targets[block]
-        losses[block] = gap[target] + log_partition(S, V)[:, 0]
-        d = integer_gradient(w, scale / S)
+        below = gaps(z[block] * unit + bias)  # (n, V)
+        w = integer_exp(below, weight_bits(V))
+        S[block] = exact_sum(w, axis=1)
+        target = np.arange(len(w)), targets[block]
+        gap[block] = below[target]
+        d = integer_gradient(w, scale / S[block, None])
         d[target] -= scale
         z[block] = d
 

@@ -11,7 +11,7 @@ import numpy as np
 from minigen.exact import arithmetic
 from minigen.exact.arithmetic import Floats, Integers, exact_sum, exp_span, exp_table
 from minigen.model import head, numba_cache, rules
-from minigen.model.head import log_partition, weight_bits
+from minigen.model.head import weight_bits
 from minigen.model.parallel import in_parallel, scratch
 from minigen.model.rules import UpdateRule
 
@@ -139,13 +139,17 @@ def scatter(d: Floats, slots: Integers, total: Floats) -> None:
 
 
 def gradients(
-    z: Floats, unit: float, bias: Floats, targets: Integers, scale: float, losses: Floats
+    z: Floats,
+    unit: float,
+    bias: Floats,
+    targets: Integers,
+    scale: float,
+    gap: Floats,
+    S: Floats,
 ) -> None:
     """See ``Engine``."""
-    V, S = len(bias), np.empty(len(z))
-    powers, span = exp_table(weight_bits(V)), exp_span(weight_bits(V))
-    _gradients(z, unit, bias, targets, scale, powers, span, losses, S)
-    losses += log_partition(S, V)
+    bits = weight_bits(len(bias))
+    _gradients(z, unit, bias, targets, scale, exp_table(bits), exp_span(bits), gap, S)
 
 
 def sum_of_squares(x: Floats, per_unit: float, scale: float) -> float:
