@@ -94,6 +94,9 @@ def test_metrics_hold_one_line_a_step_with_exact_losses(tiny_run: Path) -> None:
     assert all(float.fromhex(line["loss_bits"]) == line["loss"] for line in lines)
     assert [line["optimizer_position"] for line in lines] == [16 * step for step in range(1, 7)]
     assert ["validation_loss" in line for line in lines] == [False, False, True] * 2
+    first, peak, *_, last = [line["learning_rate"] for line in lines]  # a warm-up of two steps
+    assert first == peak / 2
+    assert 0.0 < last < peak
 
 
 def test_samples_hold_step_prompt_text_and_ids(tiny_run: Path) -> None:
@@ -219,7 +222,15 @@ def test_all_faults_of_a_config_are_listed(minigen: Command) -> None:
 
 @pytest.mark.parametrize(
     "setting",
-    ["optimizer.learning_rate=0.5", "training.batch_size=3", "run.seed=1", "training.steps=9"],
+    [
+        "optimizer.learning_rate=0.5",
+        "training.batch_size=3",
+        "run.seed=1",
+        "training.steps=9",
+        "training.steps=5",
+        "corpus.documents=line",
+        "corpus.validation_fraction=0.2",
+    ],
 )
 def test_what_decided_the_weights_cannot_change_on_resume(minigen: Command, setting: str) -> None:
     minigen("train", "fables", *TINY_SETTINGS, "--out", "run")

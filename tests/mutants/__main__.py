@@ -182,26 +182,29 @@ def _copy(folder: Path, file: str) -> Path:
     return folder
 
 
+_covered: dict[tuple[bool, bool, tuple[str, ...]], tuple[Any, Path, float, str]] = {}
+
+
 def _covering(copy: Path, file: str, tests: list[str]) -> tuple[dict[int, list[str]], float, str]:
     """Run the tests without a bug: which of them run each line, and how long all take."""
-    start = time.monotonic()
-    cover = ["--cov=minigen", "--cov-context=test", "--cov-report="]
-    options = [option for option in OPTIONS if option != "--no-cov"]
-    _, message = _run(copy, [*tests, *(cover if file.endswith(".py") else [])], 900.0, options)
-    seconds = time.monotonic() - start
-    data = copy / ".coverage"
-    if message or not data.exists():
-        return {}, seconds, message
-    import coverage
+    key = file in FORMULAS, file.endswith(".py"), tuple(tests)
+    if key not in _covered:  # else another file of the same room has had them run
+        import coverage
 
-    found = coverage.CoverageData(str(data))
-    found.read()
-    by_line = found.contexts_by_lineno(str(copy / file))
+        start = time.monotonic()
+        cover = ["--cov=minigen", "--cov-context=test", "--cov-report="]
+        options = [option for option in OPTIONS if option != "--no-cov"]
+        _, message = _run(copy, [*tests, *(cover if key[1] else [])], 900.0, options)
+        found = coverage.CoverageData(no_disk=True)
+        if (copy / ".coverage").exists():
+            found.loads(coverage.CoverageData(str(copy / ".coverage")).dumps())
+        _covered[key] = found, copy, time.monotonic() - start, message
+    found, where, seconds, message = _covered[key]
     covering = {
         line: [name.removesuffix("|run") for name in contexts if name.endswith("|run")]
-        for line, contexts in by_line.items()
+        for line, contexts in found.contexts_by_lineno(str(where / file)).items()
     }
-    return covering, seconds, ""
+    return covering, seconds, message
 
 
 def _narrow(

@@ -107,6 +107,24 @@ def test_several_processes_without_mpi4py_are_told_to_install_it(variable, monke
         from_mpiexec()
 
 
+def test_a_run_lets_its_workers_compare_text_config_and_every_fingerprint():
+    class Comparing(Workers):
+        compared: dict[str, str] = {}  # noqa: RUF012
+
+        def agree(self, what: str, value: str) -> None:
+            self.compared[what] = value
+
+    run = Run(Config.load("fables", TINY), workers=Comparing())
+    prints = {
+        f"fingerprint after step {record.step}": record.fingerprint
+        for record in run.train()
+        if record.fingerprint
+    }
+    assert len(prints) == 2
+    assert prints.items() <= Comparing.compared.items()
+    assert Comparing.compared["text (by its SHA-256)"] == run.corpus_sha256
+
+
 @needs_mpi
 def test_processes_that_another_mpiexec_started_do_not_train_side_by_side(tmp_path):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PMI")}
