@@ -68,6 +68,7 @@ def sweep(
             create,
             find,
             is_done,
+            mend,
             parse_axes,
             parse_seeds,
             plan,
@@ -89,7 +90,11 @@ def sweep(
                 chosen = parse_seeds(str(base.run.seed) if seeds is None else seeds)
                 create(path, plan(base, parse_axes(settings), chosen))
             owned.append(files.own(path) if path.is_dir() else None)
-            return find(path)
+            found = find(path)
+            for folder, one in found.items():
+                if fault := mend(folder, one):
+                    note(f"{folder.name}: {fault}: it is trained again")
+            return found
 
         runs = workers.from_first(load)
         todo = {folder: one for folder, one in runs.items() if not is_done(folder, one)}

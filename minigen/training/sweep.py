@@ -1,7 +1,7 @@
 """A sweep trains one config with every combination of some values, for each of some seeds.
 
-Each run has a sub-folder of its own and is the run that `minigen train` would make of its config,
-so a sweep needs no files of its own to be understood or to go on.
+Each run has a sub-folder of its own and is the run that `minigen train` would make of its config.
+One file of the sweep's own says what was planned, for the runs whose folders cannot tell any more.
 """
 
 import hashlib
@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import warnings
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -21,7 +22,7 @@ from typing import Any
 
 from minigen import files
 from minigen.errors import MinigenError, OptionError, expect
-from minigen.training.checkpoint import write_atomically
+from minigen.training.checkpoint import by_step, load, write_atomically
 from minigen.training.config import Config, differences, parse_override
 from minigen.training.folder import CONFIG, RunFolder, require_empty
 from minigen.training.logs import METRICS
@@ -30,6 +31,8 @@ SEED = "run.seed"
 MOST_RUNS = 10_000
 _LONGEST_NAME = 150  # of a folder: file systems hold 255 bytes
 _MADE, _PLANNED = ".sweep-made", ".sweep-planned"  # a sweep's runs, before they are in place
+PLAN = ".sweep.json"  # the config of the first run, and what the others have otherwise
+_ASIDE = ".aside"  # behind the name of what is of no use any more
 _TAIL = 1 << 16  # bytes in which the last line of a log stands
 
 Axes = Mapping[str, Mapping[str, object]]
@@ -152,6 +155,7 @@ def create(path: Path, runs: Mapping[str, Config]) -> None:
         for name, config in runs.items():
             (made / name).mkdir(parents=True)
             write_atomically(made / name / CONFIG, config.to_toml().encode())
+        _write_plan(made, runs)
         files.sync(made)
         made.rename(path / _PLANNED)
         _put_in_place(path)
@@ -172,17 +176,126 @@ def _put_in_place(path: Path) -> None:
     planned.rmdir()
 
 
+def _write_plan(path: Path, runs: Mapping[str, Config]) -> None:
+    first = next(iter(runs.values()))
+    changes = {
+        name: {key: value for key, _, value in differences(first, config)}
+        for name, config in runs.items()
+    }
+    text = json.dumps({"config": first.model_dump(mode="json"), "runs": changes})
+    write_atomically(path / PLAN, text.encode())
+
+
+def _read_plan(path: Path) -> dict[str, Config]:
+    """Return what was planned: sub-folder → config; nothing in a sweep of before there was a plan.
+
+    Raises MinigenError where the file is damaged.
+    """
+    try:
+        plan = json.loads((path / PLAN).read_bytes())
+        first = Config.from_dict(plan["config"])
+        runs = {name: first.override(changes) for name, changes in plan["runs"].items()}
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise MinigenError(f"cannot read {path / PLAN}: {error.strerror}") from None
+    except (MinigenError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        runs = {"/": Config.load()}
+    if any(_folder_name(name) != name or name.startswith(".") for name in runs):
+        raise MinigenError(
+            f"{path / PLAN} is damaged: remove it, to go on with the runs that are there"
+        )
+    return runs
+
+
 def find(path: Path) -> dict[Path, Config]:
-    """Return the runs of a sweep's folder: sub-folder → config.
+    """Return the runs of a sweep's folder, planned or there: sub-folder → config.
 
     Raises MinigenError where there is none.
     """
     if (path / _PLANNED).is_dir():
         _put_in_place(path)
-    configs = sorted(path.glob(f"[!.]*/{CONFIG}"))
-    if not configs:
+    planned = _read_plan(path)
+    there = {config.parent.name for config in path.glob(f"[!.]*/{CONFIG}")}
+    if not planned and not there:
         raise MinigenError(f"{path} holds no sweep to resume: sweep without --resume")
-    return {config.parent: Config.of_run(config.parent) for config in configs}
+    runs = {}
+    for name in sorted(there | planned.keys()):
+        try:
+            runs[path / name] = Config.of_run(path / name)
+        except MinigenError:
+            if name not in planned:
+                raise
+            runs[path / name] = planned[name]
+    return runs
+
+
+def mend(folder: Path, config: Config) -> str:
+    """Make a run's folder fit to be trained in; say what was wrong with it, if anything.
+
+    What is of no use is set aside, under its name with `.aside` behind, and the run goes on from
+    what is left: from its last sound checkpoint, or where its log is damaged, from the start.
+    """
+    faults = []
+    try:
+        if not folder.exists():
+            folder.mkdir()
+            faults.append("its folder is gone")
+        try:
+            Config.of_run(folder)
+        except MinigenError as error:
+            if (folder / CONFIG).exists():
+                faults.append(str(error))
+                _set_aside(folder / CONFIG)
+            elif not faults:
+                faults.append(f"its {CONFIG} is gone")
+            write_atomically(folder / CONFIG, config.to_toml().encode())
+        saved = by_step(folder)
+        for step in sorted(saved, reverse=True):
+            if not (fault := _fault_of_checkpoint(saved[step], step)):
+                break
+            faults.append(fault)
+            _set_aside(saved.pop(step))
+        if saved and (fault := _fault_of_metrics(folder / METRICS, max(saved))):
+            faults.append(fault)
+            for file in (folder / METRICS, *(saved[step] for step in saved if step)):
+                if file.exists():
+                    _set_aside(file)
+    except OSError as error:
+        raise MinigenError(f"cannot mend {folder}: {error.strerror}") from None
+    return "; ".join(faults)
+
+
+def _set_aside(path: Path) -> None:
+    path.replace(path.with_name(path.name + _ASIDE))
+
+
+def _fault_of_checkpoint(path: Path, step: int) -> str:
+    try:
+        saved = load(path, moments=False)
+    except MinigenError as error:
+        return str(error)
+    return "" if saved.step == step else f"{path} is of step {saved.step}, whatever its name says"
+
+
+def _fault_of_metrics(path: Path, step: int) -> str:
+    """Say what a log lacks that must have a line for each step up to this one."""
+    if step and not path.is_file():
+        return f"{path} is gone"
+    lines = path.read_bytes().split(b"\n")[:-1] if step else []
+    for number in range(1, step + 1):
+        if number > len(lines) or _parsed(lines[number - 1]).get("step") != number:
+            return f"{path} is damaged: its line {number} is not of step {number}"
+    return ""
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    """Return a line of a log; nothing of one that is none."""
+    try:
+        parsed = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def is_done(folder: Path, config: Config) -> bool:
@@ -196,10 +309,9 @@ def last_metrics(folder: Path) -> dict[str, Any]:
         with open(folder / METRICS, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
             lines = file.read().split(b"\n")
-    except FileNotFoundError:
+    except OSError:
         return {}
-    line: dict[str, Any] = json.loads(lines[-2]) if len(lines) > 1 else {}
-    return line
+    return _parsed(lines[-2]) if len(lines) > 1 else {}
 
 
 def sweep(
@@ -219,11 +331,16 @@ def sweep(
     axes = {key: {_text(value): value for value in several} for key, several in values.items()}
     runs = plan(config, axes, [config.run.seed] if seeds is None else seeds)
     path = Path(out)
-    if not any((path / name / CONFIG).is_file() for name in runs):
+    if not (path / PLAN).exists() and not any((path / name).exists() for name in runs):
         create(path, runs)
+    planned = _read_plan(path)
+    if runs.keys() - planned.keys():
+        _write_plan(path, {**planned, **runs})
     results = []
     for name, one in runs.items():
         folder = path / name
+        if (fault := mend(folder, one)) and name in planned:
+            warnings.warn(f"{name}: {fault}: it is trained again", stacklevel=2)
         if not is_done(folder, one):
             for _ in RunFolder.resume(folder, one).steps():
                 pass

@@ -13,7 +13,16 @@ from pathlib import Path
 import pytest
 
 from minigen import Config, MinigenError, cli
-from minigen.training.sweep import create, find, parse_axes, parse_seeds, plan, split_values, table
+from minigen.training.sweep import (
+    create,
+    find,
+    parse_axes,
+    parse_seeds,
+    plan,
+    split_values,
+    sweep,
+    table,
+)
 from minigen.training.workers import Workers
 from tests.conftest import TINY, TINY_SETTINGS, Result
 from tests.training.test_workers import REPOSITORY, errors, files, mpiexec, needs_mpi
@@ -50,7 +59,11 @@ def here(monkeypatch):
 
 
 def folders(path: str) -> dict[str, dict[str, bytes]]:
-    return {run.name: files(run) for run in Path(path).iterdir()}
+    return {run.name: files(run) for run in runs_in(path)}
+
+
+def runs_in(path: str | Path) -> list[Path]:
+    return sorted(Path(path).glob("[!.]*"))
 
 
 # ---- What is asked for
@@ -193,7 +206,7 @@ def test_a_malformed_value_is_told_once_under_mpiexec(tmp_path):
 def test_resume_skips_what_is_done_and_goes_on_with_what_was_cut(minigen: Command, here, alone):
     settings = [*TINY_SETTINGS, *RATES, *SEEDS]
     assert minigen("sweep", "fables", *settings, "--out", "out").status == 0
-    done, cut, begun, untouched = sorted(Path("out").iterdir())
+    done, cut, begun, untouched = runs_in("out")
     (cut / "step-000006.safetensors").unlink()
     with open(cut / "metrics.jsonl", "ab") as log:
         log.write(b'{"step": 7, "lo')
@@ -209,6 +222,96 @@ def test_resume_skips_what_is_done_and_goes_on_with_what_was_cut(minigen: Comman
     again = minigen("sweep", "--resume", "--out", "out")
     assert again.err == "nothing left to do: all 4 runs are done\n"
     assert again.out == result.out
+
+
+def damaged(folder: Path, how: str) -> None:
+    last, metrics = folder / "step-000006.safetensors", folder / "metrics.jsonl"
+    lines = metrics.read_bytes().splitlines(keepends=True)
+    if how == "the run is deleted":
+        shutil.rmtree(folder)
+    elif how == "its config is deleted":
+        (folder / "config.toml").unlink()
+    elif how == "its config is empty":
+        (folder / "config.toml").write_bytes(b"")
+    elif how == "its last checkpoint is empty":
+        last.write_bytes(b"")
+    elif how == "its last checkpoint is of another step":
+        shutil.copy(folder / "step-000000.safetensors", last)
+    elif how == "its metrics are gone":
+        metrics.unlink()
+    elif how == "its metrics are no text":
+        metrics.write_bytes(bytes(range(256)) * 9)
+    elif how == "a line of NULs":
+        lines[2] = bytes(len(lines[2]) - 1) + b"\n"
+    elif how == "the last line is NULs":
+        lines[-1] = bytes(len(lines[-1]) - 1) + b"\n"
+    elif how == "a line is gone":
+        del lines[3]
+    if "line" in how:
+        metrics.write_bytes(b"".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("how", "fault"),
+    [
+        ("the run is deleted", "its folder is gone"),
+        ("its config is deleted", "its config.toml is gone"),
+        ("its config is empty", "config.toml is empty"),
+        ("its last checkpoint is empty", "cannot load "),
+        ("its last checkpoint is of another step", "is of step 0, whatever its name says"),
+        ("its metrics are gone", "metrics.jsonl is gone"),
+        ("its metrics are no text", "metrics.jsonl is damaged: its line 1 is not of step 1"),
+        ("a line of NULs", "metrics.jsonl is damaged: its line 3 is not of step 3"),
+        ("the last line is NULs", "metrics.jsonl is damaged: its line 6 is not of step 6"),
+        ("a line is gone", "metrics.jsonl is damaged: its line 4 is not of step 4"),
+    ],
+)
+def test_a_damaged_run_is_named_and_trained_again_and_the_others_stay(
+    how, fault, minigen: Command, here
+):
+    """Field report 55: and what was damaged is set aside, not thrown away."""
+    settings = [*TINY_SETTINGS, *SEEDS, "--set", "optimizer.learning_rate=0.01"]
+    undisturbed = minigen("sweep", "fables", *settings, "--out", "out")
+    before = folders("out")
+    bad, good = runs_in("out")
+    time = (good / "step-000006.safetensors").stat().st_mtime_ns
+    damaged(bad, how)
+    result = minigen("sweep", "--resume", "--out", "out")
+    assert (result.status, result.out) == (0, undisturbed.out)
+    [said] = [line for line in result.err.splitlines() if bad.name in line and "again" in line]
+    assert said.startswith(f"{bad.name}: ")
+    assert fault in said
+    after = {
+        run: {name: data for name, data in of.items() if not name.endswith(".aside")}
+        for run, of in folders("out").items()
+    }
+    assert after == before
+    assert (good / "step-000006.safetensors").stat().st_mtime_ns == time
+    again = minigen("sweep", "--resume", "--out", "out")
+    assert (again.out, again.err) == (result.out, "nothing left to do: all 2 runs are done\n")
+
+
+def test_the_same_call_of_sweep_mends_a_run_and_adds_others(tmp_path):
+    out = tmp_path / "out"
+    values = {RATE: [0.01]}
+    first = sweep(BASE, values, out=out, seeds=[0, 1])
+    shutil.rmtree(out / "seed=1")
+    with pytest.warns(UserWarning, match="^seed=1: its folder is gone: it is trained again"):
+        again = sweep(BASE, values, out=out, seeds=[0, 1, 2])
+    assert again[:2] == first
+    assert len(find(out)) == 3
+    shutil.rmtree(out / "seed=2")
+    assert len(find(out)) == 3
+
+
+@pytest.mark.parametrize("plan", ["", "[]", "{}", '{"config": {}, "runs": {"../x": {}}}'])
+def test_a_damaged_plan_of_a_sweep_is_named_with_the_cure(tmp_path, plan):
+    create(tmp_path, {"seed=0": BASE})
+    (tmp_path / ".sweep.json").write_text(plan)
+    with pytest.raises(MinigenError, match=r"sweep\.json is damaged: remove it"):
+        find(tmp_path)
+    (tmp_path / ".sweep.json").unlink()
+    assert list(find(tmp_path).values()) == [BASE]
 
 
 def test_a_run_that_fails_does_not_end_the_others(minigen: Command, here):
@@ -235,7 +338,7 @@ def test_a_folder_that_is_there_is_filled_and_stays_what_it_is(tmp_path, monkeyp
     before = real.stat()
     create(link, plan(BASE, {}, range(2)))
     assert (real.stat().st_ino, real.stat().st_mode) == (before.st_ino, before.st_mode)
-    assert {entry.name for entry in real.iterdir()} == {"seed=0", "seed=1"}
+    assert {entry.name for entry in runs_in(real)} == {"seed=0", "seed=1"}
     monkeypatch.chdir(tmp_path)
     Path("here").mkdir()
     monkeypatch.chdir("here")
@@ -258,7 +361,7 @@ def test_the_helpers_of_a_sweep_that_is_killed_end_with_it(tmp_path):
     assert process.returncode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("renames", range(4))
+@pytest.mark.parametrize("renames", range(5))
 def test_a_sweep_killed_while_it_is_made_is_all_there_or_not_at_all(tmp_path, monkeypatch, renames):
     class Killed(BaseException):
         pass
@@ -282,7 +385,7 @@ def test_a_sweep_killed_while_it_is_made_is_all_there_or_not_at_all(tmp_path, mo
             find(out)
         create(out, runs)
     assert {folder.name for folder in find(out)} == set(runs)
-    assert {entry.name for entry in out.iterdir()} == set(runs)
+    assert {entry.name for entry in out.iterdir()} == {*runs, ".sweep.json"}
 
 
 @pytest.mark.parametrize(
