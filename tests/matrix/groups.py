@@ -414,17 +414,30 @@ def machines() -> Found:
         tried = [(model, openblas) for model in models] + [(models[0], reference)]
         for number, (model, package) in enumerate(tried):
             name = f"{_DEBIAN[machine][1]}, {model}, {_BLAS[package]}"
-            yield _or_skip(
-                name,
-                lambda n=name, m=machine, p=model, f=_BLAS[package], i=number: _debian(  # type: ignore[misc]
-                    n,
-                    m,
-                    f,
-                    packages=(reference, openblas),
-                    qemu=("-cpu", p),
-                    names=_FEW if i else probe.NAMES,
-                ),
-            )
+
+            def make(
+                name: str = name,
+                machine: str = machine,
+                qemu: Sequence[str] = ("-cpu", model),
+                blas: str = _BLAS[package],
+                names: Sequence[str] = _FEW if number else probe.NAMES,
+            ) -> Environment:
+                packages = (reference, openblas)
+                try:
+                    return _debian(name, machine, blas, packages=packages, qemu=qemu, names=names)
+                except MissingError:  # mirrors do not hold every package of every machine
+                    return _debian(
+                        name,
+                        machine,
+                        blas,
+                        packages=packages,
+                        qemu=qemu,
+                        names=names,
+                        suite="forky",
+                        python="3.14",
+                    )
+
+            yield _or_skip(name, make)
 
 
 def javascript() -> Found:
