@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -101,6 +102,34 @@ def wheels(
     digest = hashlib.sha256(repr((requirements, whole)).encode()).hexdigest()[:8]
     short = "-".join("".join(c for c in r if c.isalnum() or c == ".") for r in requirements)
     return _made(f"wheels/{python}-{libc or 'gnu'}-{machine}-{short[:40]}-{digest}", make)
+
+
+def programs(requirement: str, machine: str = "x86_64") -> Path:
+    """Unpack what a wheel puts beside Python, bin and lib: pip, given a target, loses the second.
+
+    Returns the folder that holds them.
+    """
+
+    def make(folder: Path) -> None:
+        platforms = [f"manylinux_{glibc}_{machine}" for glibc in _GLIBC]
+        _run(
+            *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder),
+            *("--only-binary", ":all:"),
+            *(part for platform in platforms for part in ("--platform", platform)),
+            *("--platform", f"manylinux2014_{machine}", requirement),
+        )
+        wheel = next(folder.glob("*.whl"))
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(folder)
+        for data in folder.glob("*.data/data/*"):
+            data.rename(folder / data.name)
+        for scripts in folder.glob("*.data/scripts"):
+            scripts.rename(folder / "bin")
+        for program in (folder / "bin").iterdir():
+            program.chmod(0o755)
+        wheel.unlink()
+
+    return _made(f"programs/{requirement}-{machine}", make)
 
 
 # ── Pythons of this machine ──────────────────────────────────────────────────────────────────────

@@ -333,8 +333,9 @@ def workers() -> Found:
             name = f"{count} worker{'s' * (count > 1)}{'' if engine else ', without numba'}"
 
             def make(name: str = name, count: int = count, engine: bool = engine) -> Environment:
-                mpi = build.wheels(_usual(), "mpi4py", "mpich")
-                one = _native(name, mpi, numba=engine)
+                mpi = build.programs("mpich")
+                bound = build.wheels(_usual(), "mpi4py", whole=False)
+                one = _native(name, bound, numba=engine)
                 launcher = mpi / "bin/mpiexec"
                 if not launcher.exists():
                     raise MissingError("the wheel mpich brings no mpiexec")
