@@ -4,6 +4,7 @@ The tables below name each of them: an option without a row is an error, and so 
 option. Where an option only carries a value to the library, the library says what must come out.
 """
 
+import inspect
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,8 +14,10 @@ from typing import Any
 import click
 import pytest
 
-from minigen import Policy, cli, load
+from minigen import Generator, Policy, Run, cli, load
 from minigen.cli.outlets import Outlet
+from minigen.decoding import generation, speculation
+from minigen.decoding.beams import beam_search
 from minigen.training.config import Config
 from tests.conftest import TINY, TINY_SETTINGS, Result
 
@@ -521,6 +524,31 @@ def test_every_option_of_every_command_has_a_row() -> None:
         }
         policy = set(POLICY) if name in ("generate", "next") else set()
         assert found == {*ROWS[name], *policy}, name
+
+
+def test_a_default_of_generate_is_the_same_wherever_it_stands() -> None:
+    command = cli.cli.get_command(click.Context(cli.cli), "generate")
+    assert command is not None
+    defaults = {p.name: p.default for p in command.params if isinstance(p.default, int | float)}
+    assert defaults["max_new_tokens"] == 200
+    assert defaults["num_draft_tokens"] == 4
+    compared = set()
+    for function in (
+        Generator.generate,
+        Generator.stream,
+        Generator.pieces,
+        Generator.beams,
+        Run.generate,
+        beam_search,
+        generation.generate,
+        speculation.speculate,
+    ):
+        for name, parameter in inspect.signature(function).parameters.items():
+            # Of beams the command has one, which is none; the library's search asks for several.
+            if parameter.default not in (parameter.empty, None) and name in defaults:
+                compared.add(name)
+                assert name == "num_beams" or parameter.default == defaults[name], function
+    assert compared >= {"max_new_tokens", "num_draft_tokens", "num_samples", "length_penalty"}
 
 
 # ── What no option shows ─────────────────────────────────────────────────────────────────────────

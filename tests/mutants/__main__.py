@@ -83,8 +83,10 @@ def main() -> None:
     options = parser.parse_args()
     for name in LIBRARIES:
         importlib.import_module(name)
+    _write_page()
     for file in _files(options.files):
         _try(file, options)
+        _write_page()
 
 
 def _files(patterns: list[str]) -> list[str]:
@@ -154,8 +156,19 @@ def _try(file: str, options: argparse.Namespace) -> None:
             [one.change.line, one.change.name, one.change.text] for one in outcomes if not one.seen
         ),
     }
+    RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _write_page() -> None:
+    """Write RESULTS.md; what was not seen and is since known to change nothing does not count."""
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
     known = {name: results[name] for name in sorted(results) if (ROOT / name).exists()}
-    RESULTS.write_text(json.dumps(known, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    for file, one in known.items():
+        equivalent = _equivalent(file)
+        unseen = [bug for bug in one["unseen"] if (bug[2], bug[1]) not in equivalent]
+        nothing = len(equivalent)
+        tried = one["tried"] - len(one["unseen"]) + len(unseen)
+        known[file] = one | {"unseen": unseen, "tried": tried, "equivalent": nothing}
     (HERE / "RESULTS.md").write_text(_page(known), encoding="utf-8")
 
 
