@@ -76,6 +76,7 @@ def main() -> None:
     """Try the bugs of the files that were named."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", nargs="*", default=["minigen/exact/*.py"])
+    parser.add_argument("--tests", nargs="*", help="run these alone, in place of the room's")
     parser.add_argument("--sample", type=int, help="try so many bugs of each file, drawn")
     parser.add_argument("--seed", type=int, default=0, help="which are drawn")
     parser.add_argument("--jobs", type=int, default=1, help="how many at a time")
@@ -106,7 +107,7 @@ def _try(file: str, options: argparse.Namespace) -> None:
     chosen = list(changes)
     random.Random(f"{options.seed} {file}").shuffle(chosen)
     chosen = chosen[: options.sample] if options.sample else chosen
-    tests = TESTS[str(Path(file).parent)]
+    tests = options.tests or TESTS[str(Path(file).parent)]
     if file in FORMULAS:  # a test that needs numba cannot even be read without it
         tests = [test for test in tests if test != WHOLE_RUN]
     start = time.monotonic()
