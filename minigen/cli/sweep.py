@@ -88,8 +88,9 @@ def sweep(
                     config or "fables", {"corpus.text": list(texts)} if texts else {}
                 )
                 chosen = parse_seeds(str(base.run.seed) if seeds is None else seeds)
-                create(path, plan(base, parse_axes(settings), chosen))
-            owned.append(files.own(path) if path.is_dir() else None)
+                owned.append(create(path, plan(base, parse_axes(settings), chosen)))
+            else:
+                owned.append(files.own(path) if path.is_dir() else None)
             found = find(path)
             for folder, one in found.items():
                 if fault := mend(folder, one):

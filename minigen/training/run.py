@@ -92,9 +92,10 @@ class Run:
     text moves the second and nothing else, so later training is the same with and without it.
 
     ``text`` replaces the configured corpus: str or bytes (cut into documents as configured), or a
-    list of documents. ``workers`` is a communicator of mpi4py: each of its processes makes the same
-    run and the same calls, works through its share of each batch, and gets the same bits. Without
-    one, all that is written ``self.workers`` here just does the work at hand.
+    list of documents, which the config then says (``corpus.documents`` is ``"file"``).
+    ``workers`` is a communicator of mpi4py: each of its processes makes the same run and the same
+    calls, works through its share of each batch, and gets the same bits. Without one, all that is
+    written ``self.workers`` here just does the work at hand.
 
     A step is made on the side and takes its place at once: whatever is raised on the way, the run
     is as before the step or as after it, and other threads that ask it for text find it so, too.
@@ -116,6 +117,8 @@ class Run:
         expect("config", config, Config, cure='Config.load("fables") reads one')
         if text is not None:
             config = config.override({"corpus.text": "external"})
+        if text is not None and not isinstance(text, str | bytes):  # each is one document, whole
+            config = config.override({"corpus.documents": "file"})
         self.config = config
         self._format, self._source = checkpoint.FORMAT, Path()
         self.workers = join(workers)
@@ -131,6 +134,12 @@ class Run:
         if text is None and table.text == "external":
             raise MinigenError(
                 "this run was trained on a text that is not in it: give that text to train on"
+            )
+        is_list = text is not None and not isinstance(text, str | bytes)
+        if is_list and table.documents != "file":
+            raise MinigenError(
+                f"the text of this run was cut into documents by corpus.documents = "
+                f"{table.documents!r}, not given as a list of them: give it as one text"
             )
         if text is None and self.workers.size > 1 and "-" in table.text:
             raise OptionError(

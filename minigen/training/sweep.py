@@ -142,16 +142,20 @@ def _folder_name(name: str) -> str:
 # ── What stands in the folder ────────────────────────────────────────────────────────────────────
 
 
-def create(path: Path, runs: Mapping[str, Config]) -> None:
+def create(path: Path, runs: Mapping[str, Config]) -> files.Ownership | None:
     """Fill a folder, new or empty, with a sub-folder and the config of each run: all or nothing.
 
     The folder itself stays what it is: a mount point, one behind a link, one with its own rights.
+    Returns what must be kept as long as the folder is to be this process's.
     """
     made, is_new = path / _MADE, not path.exists()
-    shutil.rmtree(made, ignore_errors=True)  # of a sweep that was killed before it was planned
-    require_empty(path)
+    if not path.is_dir():
+        require_empty(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
+        owned = files.own(path)
+        shutil.rmtree(made, ignore_errors=True)  # of a sweep that was killed before it was planned
+        require_empty(path)
         for name, config in runs.items():
             (made / name).mkdir(parents=True)
             write_atomically(made / name / CONFIG, config.to_toml().encode())
@@ -160,9 +164,11 @@ def create(path: Path, runs: Mapping[str, Config]) -> None:
         made.rename(path / _PLANNED)
         _put_in_place(path)
     except OSError as error:
-        raise MinigenError(f"cannot make folder {path}: {error.strerror}") from None
-    finally:
         shutil.rmtree(made, ignore_errors=True)
+        raise MinigenError(f"cannot make folder {path}: {error.strerror}") from None
+    else:
+        return owned
+    finally:
         if is_new:
             with suppress(OSError):  # it is in use
                 path.rmdir()
@@ -332,7 +338,9 @@ def sweep(
     runs = plan(config, axes, [config.run.seed] if seeds is None else seeds)
     path = Path(out)
     if not (path / PLAN).exists() and not any((path / name).exists() for name in runs):
-        create(path, runs)
+        _owned = create(path, runs)
+    else:
+        _owned = files.own(path)
     planned = _read_plan(path)
     if runs.keys() - planned.keys():
         _write_plan(path, {**planned, **runs})

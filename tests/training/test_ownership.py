@@ -10,7 +10,9 @@ import pytest
 from minigen import MinigenError, files
 from minigen.training.config import Config
 from minigen.training.folder import RunFolder
+from minigen.training.logs import read_lines
 from minigen.training.run import Run
+from minigen.training.sweep import create
 from tests.conftest import TINY, TINY_SETTINGS
 
 pytest.importorskip("fcntl", reason="locks are POSIX's")
@@ -48,14 +50,51 @@ def test_a_second_process_is_refused_and_told_who_has_the_folder() -> None:
     assert third.returncode == 130
 
 
-def test_of_two_that_start_at_once_one_is_refused_and_nothing_is_mixed() -> None:
-    short = ["train", *TINY_SETTINGS, "--out", "run"]
-    both = [start(*short), start(*short)]
-    for process in both:
-        process.communicate(timeout=60)
-    assert sorted(process.returncode for process in both) == [0, 1]
-    steps = Path("run/metrics.jsonl").read_text().count('"step"')
-    assert steps == 6
+@pytest.mark.parametrize("times", [1, pytest.param(50, marks=pytest.mark.slow)])
+def test_of_two_that_start_at_once_one_is_refused_and_nothing_is_mixed(times: int) -> None:
+    for number in range(times):
+        short = ["train", *TINY_SETTINGS, "--out", f"run-{number}"]
+        both = [start(*short), start(*short)]
+        for process in both:
+            process.communicate(timeout=120)
+        assert sorted(process.returncode for process in both) == [0, 1]
+        lines = read_lines(Path(f"run-{number}/metrics.jsonl"))
+        assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["train", *TINY_SETTINGS],
+        ["train", "--resume"],
+        ["demo", *TINY_SETTINGS],
+        ["sweep", *TINY_SETTINGS],
+        ["sweep", "--resume"],
+    ],
+    ids=lambda command: " ".join(part for part in command if "=" not in part and part != "--set"),
+)
+def test_every_command_that_writes_to_a_folder_must_own_it(command: list[str]) -> None:
+    held = Path("run")
+    if "--resume" in command:
+        if command[0] == "train":
+            RunFolder.create(held, Run(Config.load("fables", TINY)))
+        else:
+            create(held, {"seed=0": Config.load("fables", TINY)})
+    held.mkdir(exist_ok=True)
+    hold = "import sys; from pathlib import Path; from minigen.files import own\n"
+    hold += "kept = own(Path('run')); print('held', flush=True); sys.stdin.read()"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert holder.stdout
+    holder.stdout.readline()
+    before = sorted(held.rglob("*"))
+    process = start(*command, "--out", "run")
+    err = process.communicate(timeout=120)[1].decode()
+    assert sorted(held.rglob("*")) == before
+    holder.communicate(b"")
+    assert (process.returncode, err.count("\n")) == (1, 1)
+    assert err.startswith("Error: run is being written to by ")
 
 
 def test_a_process_may_take_its_own_folder_again() -> None:

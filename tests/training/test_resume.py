@@ -170,6 +170,25 @@ def test_another_text_is_refused_by_its_hash(tmp_path):
         Run.load(tmp_path / "x").train()
 
 
+def test_how_the_text_was_cut_is_recorded_and_another_cut_is_refused_by_name(tmp_path):
+    """One text and a list of documents may be the same bytes, and are other tokens."""
+    cut, listed = new_run(), Run(CONFIG, text=[TEXT])
+    assert (cut.config.corpus.documents, listed.config.corpus.documents) == ("line", "file")
+    assert cut.corpus_sha256 == listed.corpus_sha256
+    cut.save(tmp_path / "cut")
+    listed.save(tmp_path / "listed")
+    with pytest.raises(MinigenError, match=r"corpus.documents = 'line', not given as a list"):
+        Run.load(tmp_path / "cut", text=[TEXT])
+    with pytest.raises(MinigenError, match=r"corpus\.documents cannot change"):
+        Run.load(tmp_path / "listed", text=TEXT, config=cut.config)
+    again = Run.load(tmp_path / "listed", text=[TEXT])
+    assert again.train(2) == listed.train(2) != cut.train(2)
+    parts = Run(CONFIG, text=[TEXT, TEXT])
+    parts.save(tmp_path / "parts")
+    with pytest.raises(MinigenError, match="not the one this run was trained on"):
+        Run.load(tmp_path / "parts", text=TEXT + TEXT)
+
+
 # ── The run folder ───────────────────────────────────────────────────────────────────────────────
 
 
