@@ -29,6 +29,7 @@ SETTINGS = {
     "training.steps": 30,
     "training.batch_size": 16,
     "optimizer.learning_rate": 0.1,
+    "optimizer.weight_decay": 0.1,
     "optimizer.warmup_steps": 4,
     "evaluation.every": 5,
     "sampling.every": 4,

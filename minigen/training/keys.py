@@ -121,9 +121,9 @@ class TokenizerTable(_Table):
 class ModelTable(_Table):
     """`[model]`: the shapes K and D."""
 
-    context_length: Size = key(4, "How many tokens back the model sees, K.")
+    context_length: Size = key(2, "How many tokens back the model sees, K.")
     embedding_dim: Size = key(
-        20,
+        40,
         "Numbers that stand for one token, D; context_length * embedding_dim may be at most "
         f"{MOST_TERMS}.",
     )
@@ -142,7 +142,7 @@ class TrainingTable(_Table):
     """`[training]`: how many steps, of how many predictions each."""
 
     steps: Count = key(1500, "Updates of the parameters.")
-    batch_size: Size = key(256, "Predictions per step, N.")
+    batch_size: Size = key(512, "Predictions per step, N.")
     micro_batches: Size = key(
         1,
         "Parts in which a step's batch is worked through, to save memory.",
@@ -160,13 +160,13 @@ class OptimizerTable(_Table):
         + ", ".join(f'"{name}" {rule.comment}' for name, rule in OPTIMIZERS.items())
         + ".",
     )
-    learning_rate: Positive = key(0.007, "The peak, reached after the warm-up.")
+    learning_rate: Positive = key(0.01, "The peak, reached after the warm-up.")
     betas: Pair = key(
         [0.9, 0.99], "AdamW's decay rates for the averages of the gradient and of its square."
     )
     momentum: Share = key(0.9, "SGD's share of the last update kept in the next.", before=0.0)
     weight_decay: Amount = key(
-        0.1,
+        0.5,
         "How much of each weight is taken off per step, times the learning rate; 0 is off.",
         before=0.0,
     )

@@ -28,11 +28,12 @@ def test_the_losses_stay_within_two_millionths_of_a_nat_of_plain_float64(runs):
 def test_no_entry_of_the_gradient_is_off_by_a_thousandth_of_its_columns_typical_size(runs):
     exact = runs[0]
     model, training = exact.model, exact.read_corpus().training
-    indices = exact.streams["optimizer"].integers(256, below=len(training))
+    N = exact.config.training.batch_size
+    indices = exact.streams["optimizer"].integers(N, below=len(training))
     batch = training.contexts_and_targets(indices, model.context_length)
     plain = FloatModel(model.vocab_size, model.context_length, model.embedding_dim)
     plain.load(model.parameters)
-    ours, theirs = (m.views(m.gradient(m.statistics(*batch, 256))) for m in (model, plain))
+    ours, theirs = (m.views(m.gradient(m.statistics(*batch, N))) for m in (model, plain))
     for name, expected in theirs.items():
         axes = tuple(range(expected.ndim - 1)) or None
         typical = np.sqrt((expected * expected).mean(axis=axes))
