@@ -163,13 +163,16 @@ def _(bench: Bench) -> None:
 
 @row("generate", "--num-beams")
 def _(bench: Bench) -> None:
-    line = bench.generate("--num-beams", "3")
-    beams = bench.library.beams(PROMPT, num_beams=3, max_new_tokens=20, log_probabilities=True)
-    assert line["token_ids"] == beams[0].token_ids != beams[-1].token_ids
-    assert line["log_probabilities"] == beams[0].log_probabilities
-    total = bench.library.score(PROMPT + line["text"]).total_nats
-    assert all(total <= bench.library.score(PROMPT + other.text).total_nats for other in beams)
-    assert (line["num_beams"], line["length_penalty"], line["seed"]) == (3, 1.0, None)
+    for count in (2, 3):
+        line = bench.generate("--num-beams", str(count))
+        beams = bench.library.beams(
+            PROMPT, num_beams=count, max_new_tokens=20, log_probabilities=True
+        )
+        assert line["token_ids"] == beams[0].token_ids != beams[-1].token_ids
+        assert line["log_probabilities"] == beams[0].log_probabilities
+        total = bench.library.score(PROMPT + line["text"]).total_nats
+        assert all(total <= bench.library.score(PROMPT + other.text).total_nats for other in beams)
+        assert (line["num_beams"], line["length_penalty"], line["seed"]) == (count, 1.0, None)
 
 
 @row("generate", "--length-penalty")
