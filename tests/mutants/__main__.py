@@ -296,7 +296,12 @@ def _page(results: dict[str, Any]) -> str:
             total[key] += one[key]
         lines.append(_table_row(f"`{file}`", one))
     lines += [_table_row("together", total), ""]
-    lines += ["Files without a row were not tried.", "", "## Not seen", ""]
+    lines += [
+        "Files without a row were not tried; a row is of the last run, and small samples say little.",
+        "",
+        "## Not seen",
+        "",
+    ]
     for file, one in results.items():
         if one["unseen"]:
             lines += [f"`{file}`", ""]
