@@ -297,7 +297,7 @@ def _page(results: dict[str, Any]) -> str:
         lines.append(_table_row(f"`{file}`", one))
     lines += [_table_row("together", total), ""]
     lines += [
-        "Files without a row were not tried; a row is of the last run, and small samples say little.",
+        "Files without a row were not tried; of the others stands the last run.",
         "",
         "## Not seen",
         "",
