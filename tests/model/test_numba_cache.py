@@ -71,7 +71,7 @@ def test_without_a_home_no_folder_is_called_tilde(
     for named in ("", "~/cache"):
         monkeypatch.setattr(numba.config, "CACHE_DIR", named)
         assert hits(compiled(folder)) == 0
-    assert [entry.name for entry in tmp_path.iterdir()] == ["loop.py"]
+    assert not [entry.name for entry in tmp_path.iterdir() if "~" in entry.name]
 
 
 def test_a_tilde_in_its_name_is_home(

@@ -17,6 +17,7 @@ SETTINGS = {
     "training.steps": 20,
     "corpus.documents": "paragraph",
     "corpus.validation_fraction": 0.0,
+    "optimizer.weight_decay": 0.1,
     "optimizer.warmup_steps": 0,
     "optimizer.decay": "constant",
     "optimizer.gradient_clip": 0.0,
