@@ -16,7 +16,7 @@ from minigen.model import engines
 from minigen.model.head import LOSS_UNIT, log_partition, total_loss
 from minigen.model.parallel import accumulate, blocks, in_parallel, scratch
 
-PASSES = 12  # what the table's two passes over a row cost, in products of three matrices
+PASSES = 20  # what the table's two passes over a row cost, in products of three matrices
 
 
 class Grids(NamedTuple):
