@@ -168,7 +168,9 @@ class Model:
         """Logits of contexts (N, K) → (N, V), from the table rows of the tokens met so far.
 
         The same bits as ``head.project(self.hidden(contexts), W, b)``, alone or in any batch.
+        Raises OptionError for what is no token.
         """
+        self._check_tokens(contexts)
         E, E_unit, W, W_unit = self.grids()
         rows, first_rows, _ = self._kept
         if first_rows[contexts].min(initial=0) < 0:
@@ -183,6 +185,13 @@ class Model:
                 sums += exact_matmul(E[contexts[:, k]], W[k])
         z: Floats = sums * (E_unit * W_unit) + self.parameters["b"]  # (N, V)
         return z
+
+    def _check_tokens(self, tokens: Integers) -> None:
+        lowest, highest = tokens.min(initial=0), tokens.max(initial=0)
+        if lowest < 0 or highest >= self.vocab_size:
+            raise OptionError(
+                f"tokens must lie in 0 … {self.vocab_size - 1} (got {lowest} … {highest})"
+            )
 
     def _with_rows_of(self, contexts: Integers) -> tuple[Floats, Integers, int]:
         """Return what is kept and the rows of all these tokens; of other tokens if there is room.
@@ -218,12 +227,8 @@ class Model:
         The sums are written to ``out`` (P,), if it is given.
         """
         contexts, targets = (np.ascontiguousarray(x, np.int64) for x in (contexts, targets))
-        for tokens in (contexts, targets):
-            if not 0 <= tokens.min(initial=0) <= tokens.max(initial=0) < self.vocab_size:
-                raise OptionError(
-                    f"tokens must lie in 0 … {self.vocab_size - 1} "
-                    f"(got {tokens.min()} … {tokens.max()})"
-                )
+        self._check_tokens(contexts)
+        self._check_tokens(targets)
         bits, weight_bits = gradient_bits(step_size, self.context_length)
         size = self.flat.size - self.vocab_size
         forward = self.rounded(self.bits, scratch("forward", size))

@@ -449,3 +449,10 @@ def test_memory_is_used_again_only_when_no_array_and_no_view_of_it_is_held():
     assert not any(np.shares_memory(*pair) for pair in combinations(held, 2))
     address = held.pop().ctypes.data
     assert not differ_from(address)
+
+
+@pytest.mark.parametrize("token", [-1, 5, 2**40])
+def test_what_is_no_token_has_no_logits(token):
+    """Field report 47: never those of a token counted from the end."""
+    with pytest.raises(OptionError, match=r"tokens must lie in 0 … 4 \(got"):
+        Model(5, 2, 3).logits(np.array([[0, token]]))
