@@ -77,11 +77,11 @@ def contestant(shape: list[int], text: Path) -> dict[str, float]:
     gradient, update = run.model.gradient, run.optimizer.update
 
     def timed(function: Any) -> Any:
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
             if isinstance(arguments[0], Statistics):
                 assert communicator.bytes == 8 * (run.model.flat.size + 3)
             start = time.perf_counter()
-            result = function(*arguments)
+            result = function(*arguments, **named)
             alike[-1] += time.perf_counter() - start
             return result
 
