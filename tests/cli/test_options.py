@@ -111,7 +111,7 @@ class Bench:
 
     def __init__(self, minigen: Command, model: Path, monkeypatch: pytest.MonkeyPatch):
         self.run, self.patch = str(model), monkeypatch
-        self.library = load(model)
+        self.writer = load(model)
         self.call = minigen
 
     def __call__(self, *arguments: str) -> Result:
@@ -149,11 +149,11 @@ def row(command: str, *names: str) -> Callable[[Callable[[Bench], None]], Callab
 
 @row("generate", "MODEL", "PROMPT", "--max-new-tokens", "--json")
 def _(bench: Bench) -> None:
-    text = bench.library.generate(PROMPT, max_new_tokens=7)
+    text = bench.writer.generate(PROMPT, max_new_tokens=7)
     line = bench.json("generate", bench.run, PROMPT, "--max-new-tokens", "7")
     assert (line["prompt"], line["text"], line["token_ids"]) == (PROMPT, text.text, text.token_ids)
     assert line["max_new_tokens"] == len(line["token_ids"]) == 7
-    assert line["model"] == bench.library.fingerprint
+    assert line["model"] == bench.writer.fingerprint
     plain = bench("generate", bench.run, PROMPT, "--max-new-tokens", "7")
     assert plain.out == f"{PROMPT}{text.text}\n"
     other = bench.json("generate", f"{bench.run}/step-000010.safetensors", "A wolf")
@@ -165,13 +165,13 @@ def _(bench: Bench) -> None:
 def _(bench: Bench) -> None:
     for count in (2, 3):
         line = bench.generate("--num-beams", str(count))
-        beams = bench.library.beams(
+        beams = bench.writer.beams(
             PROMPT, num_beams=count, max_new_tokens=20, log_probabilities=True
         )
         assert line["token_ids"] == beams[0].token_ids != beams[-1].token_ids
         assert line["log_probabilities"] == beams[0].log_probabilities
-        total = bench.library.score(PROMPT + line["text"]).total_nats
-        assert all(total <= bench.library.score(PROMPT + other.text).total_nats for other in beams)
+        total = bench.writer.score(PROMPT + line["text"]).total_nats
+        assert all(total <= bench.writer.score(PROMPT + other.text).total_nats for other in beams)
         assert (line["num_beams"], line["length_penalty"], line["seed"]) == (count, 1.0, None)
 
 
@@ -191,7 +191,7 @@ def _(bench: Bench) -> None:
     for count in (1, 4, 7):
         given = [] if count == 4 else ["--num-draft-tokens", str(count)]
         line = bench.generate("--draft", path, *given)
-        expected = bench.library.generate(
+        expected = bench.writer.generate(
             PROMPT, max_new_tokens=20, draft=draft, num_draft_tokens=count
         )
         assert line["token_ids"] == expected.token_ids
@@ -203,14 +203,14 @@ def _(bench: Bench) -> None:
 @row("generate", "--num-samples", "--seed")
 def _(bench: Bench) -> None:
     arguments = ["generate", bench.run, PROMPT, "--seed", "5", "--num-samples", "3"]
-    expected = bench.library.generate([PROMPT], num_samples=3, seed=5, max_new_tokens=200)
+    expected = bench.writer.generate([PROMPT], num_samples=3, seed=5, max_new_tokens=200)
     texts = [text.text for text in expected]
     assert bench(*arguments).out == "\n---\n".join(PROMPT + text for text in texts) + "\n"
     lines = [json.loads(line) for line in bench(*arguments, "--json").out.splitlines()]
     assert [line["text"] for line in lines] == texts
     assert [line["sample"] for line in lines] == [0, 1, 2]
     assert [line["seed"] for line in lines] == [5, 5, 5]
-    assert len({*texts, bench.library.generate(PROMPT, seed=0).text}) == 4
+    assert len({*texts, bench.writer.generate(PROMPT, seed=0).text}) == 4
 
 
 @row("generate", "--stop")
@@ -225,7 +225,7 @@ def _(bench: Bench) -> None:
 def _(bench: Bench) -> None:
     Path("prompts.txt").write_text("A wolf\nThe ass\n")
     out = bench("generate", bench.run, "--prompts", "prompts.txt", "--max-new-tokens", "5").out
-    texts = [bench.library.generate(p, max_new_tokens=5).text for p in ("A wolf", "The ass")]
+    texts = [bench.writer.generate(p, max_new_tokens=5).text for p in ("A wolf", "The ass")]
     assert out == f"A wolf{texts[0]}\n---\nThe ass{texts[1]}\n"
 
 
@@ -247,7 +247,7 @@ def _(bench: Bench) -> None:
     for top in (10, 2):
         given = [] if top == 10 else ["--top", str(top)]
         found = bench.json("next", bench.run, PROMPT, *given)
-        expected = bench.library.next(PROMPT, top=top)
+        expected = bench.writer.next(PROMPT, top=top)
         ids = [candidate.token_id for candidate in expected.candidates]
         assert [candidate["token_id"] for candidate in found["candidates"]] == ids
         assert len(ids) == top
@@ -261,7 +261,7 @@ def _(bench: Bench) -> None:
 @row("score", "MODEL", "TEXT", "--file", "--json")
 def _(bench: Bench) -> None:
     Path("text.txt").write_text("A wolf\n")
-    expected = bench.library.score("A wolf")
+    expected = bench.writer.score("A wolf")
     for how in (["A wolf"], ["--file", "text.txt"]):
         found = bench.json("score", bench.run, *how)
         assert found["token_ids"] == expected.token_ids == list(b"A wolf")
@@ -279,9 +279,9 @@ def _(bench: Bench) -> None:
     Path("more.txt").write_text("x")
     found = bench.json("evaluate", bench.run, "--text", "text.txt", "--text", "more.txt")
     assert (found["tokens"], found["bytes"]) == (5 + 1 + 2 + 1 + 1 + 1, 8)
-    assert found["loss"] == bench.library.evaluate(paths=["text.txt", "more.txt"]).loss
+    assert found["loss"] == bench.writer.evaluate(paths=["text.txt", "more.txt"]).loss
     validation = bench.json("evaluate", bench.run)
-    assert validation["loss"] == bench.library.evaluate().loss != found["loss"]
+    assert validation["loss"] == bench.writer.evaluate().loss != found["loss"]
     assert f"loss           {validation['loss']:.6f} nats" in bench("evaluate", bench.run).out
     first = f"{bench.run}/step-000000.safetensors"
     assert bench.json("evaluate", first)["loss"] > validation["loss"]
@@ -398,7 +398,7 @@ def _(bench: Bench) -> None:
     bench.train()
     for given, written in (([], "run/report.html"), (["--out", "page.html"], "page.html")):
         assert bench("report", "run", *given).out == f"report {written}\n"
-        assert bench.library is not None
+        assert bench.writer is not None
         assert load("run").fingerprint[:12] in Path(written).read_text(encoding="utf-8")
 
 
