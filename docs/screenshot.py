@@ -10,7 +10,7 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-from minigen.report import write_report
+from minigen.report.page import write_report
 from minigen.training.config import Config
 from minigen.training.folder import RunFolder
 from minigen.training.run import Run

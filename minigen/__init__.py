@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from minigen.model import head as head
     from minigen.proof.proving import prove as prove
     from minigen.proof.verification import verify as verify
-    from minigen.report import write_report as write_report
+    from minigen.report.page import write_report as write_report
     from minigen.text.tokenizer import ByteTokenizer as ByteTokenizer
     from minigen.training.config import Config as Config
     from minigen.training.folder import RunFolder as RunFolder
@@ -42,7 +42,7 @@ else:
         "prove": "proof.proving",
         "sweep": "training.sweep",
         "verify": "proof.verification",
-        "write_report": "report",
+        "write_report": "report.page",
     }
     __all__ = [*_HOMES]
 

@@ -21,6 +21,6 @@ def report(run: str, out: str | None) -> None:
     Example:
       minigen report runs/fables --out fables.html
     """
-    from minigen.report import write_report
+    from minigen.report.page import write_report
 
     click.echo(f"report {write_report(run, out)}")

@@ -224,14 +224,14 @@ def train(
 
 def require_report() -> None:
     """Refuse --report before training where what it needs is not installed."""
-    from minigen.report import require
+    from minigen.report.page import require
 
     require()
 
 
 def write_page(path: Path) -> None:
     """Write the report of a run folder and say where."""
-    from minigen.report import write_report
+    from minigen.report.page import write_report
 
     click.echo(f"report {write_report(path)}")
 

@@ -9,12 +9,13 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import sync_playwright
 
-from minigen import cli, report
+from minigen import cli
 from minigen.decoding.generation import complete, generate
 from minigen.decoding.policy import Policy
 from minigen.exact.streams import Stream
-from minigen.report import trainable, write_report
+from minigen.report import page, trainable
 from minigen.report.facts import gather
+from minigen.report.page import write_report
 from minigen.training import checkpoint
 from minigen.training.checkpoint import load_model, locate
 from minigen.training.config import Config
@@ -417,7 +418,7 @@ def test_a_checkpoint_alone_says_what_it_does_not_know(open_tab, run, tmp_path):
 
 
 def test_a_page_without_weights_says_so(open_tab, run, tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "MOST_WEIGHT_BYTES", 1000)
+    monkeypatch.setattr(page, "MOST_WEIGHT_BYTES", 1000)
     tab = open_tab(write_report(run, tmp_path / "large.html"))
     assert tab.complaints == []
     assert "not in this page" in tab.page.inner_text("#next-missing")

@@ -12,10 +12,11 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from minigen import cli, report
+from minigen import cli
 from minigen.decoding.scoring import evaluate
 from minigen.errors import MinigenError
-from minigen.report import MOST_WEIGHT_BYTES, facts, write_report
+from minigen.report import facts, page
+from minigen.report.page import MOST_WEIGHT_BYTES, write_report
 from minigen.report.projection import principal_coordinates
 from minigen.text.tokenizer import ByteTokenizer
 from minigen.training.checkpoint import locate
@@ -137,9 +138,9 @@ def test_the_page_carries_the_weights_bit_for_bit(run):
 
 def test_weights_too_large_to_travel_leave_the_twin_out(run, monkeypatch):
     assert MOST_WEIGHT_BYTES == 8_000_000
-    monkeypatch.setattr(report, "MOST_WEIGHT_BYTES", 8 * Run.load(run).model.flat.size)
+    monkeypatch.setattr(page, "MOST_WEIGHT_BYTES", 8 * Run.load(run).model.flat.size)
     assert page_of(run).data["weights"] is not None
-    monkeypatch.setattr(report, "MOST_WEIGHT_BYTES", 8 * Run.load(run).model.flat.size - 1)
+    monkeypatch.setattr(page, "MOST_WEIGHT_BYTES", 8 * Run.load(run).model.flat.size - 1)
     assert page_of(run).data["weights"] is None
 
 
@@ -278,7 +279,7 @@ def test_the_command_shown_carries_every_kind_of_value(run, settings, tmp_path):
     """As text that can be seen: no mark in it turns the line round or stays invisible."""
     config = Config.load(run / "config.toml", settings)
     facts_of_run = replace(facts.gather(run), config=config)
-    reproduce = report._reproduce(facts_of_run)
+    reproduce = page._reproduce(facts_of_run)
     assert config_of_command(reproduce) == config
     (tmp_path / "again.toml").write_text(reproduce["config"], encoding="utf-8")
     assert Config.load(tmp_path / "again.toml") == config
@@ -298,12 +299,12 @@ def test_a_policy_that_the_twin_does_not_know_is_not_claimed(tmp_path):
 
 def test_streams_agree_only_where_every_position_is_step_times_batch_size(run):
     whole = facts.gather(run)
-    assert report._streams(whole)["agree"] is True
+    assert page._streams(whole)["agree"] is True
     for number in range(len(whole.metrics)):
         for words in (1, -1, 16):
             metrics = [dict(line) for line in whole.metrics]
             metrics[number]["optimizer_position"] += words
-            assert report._streams(replace(whole, metrics=metrics))["agree"] is False
+            assert page._streams(replace(whole, metrics=metrics))["agree"] is False
 
 
 def test_the_validation_curve_has_the_baselines_of_its_own_text(run):
@@ -339,16 +340,16 @@ def test_streams_show_where_words_were_drawn():
         {"step": step, "optimizer_position": optimizer, "inference_position": inference}
         for step, optimizer, inference in lines
     ]
-    bars = [(bar["start"], bar["step"], bar["words"]) for bar in report._drawn(log, "inference")]
+    bars = [(bar["start"], bar["step"], bar["words"]) for bar in page._drawn(log, "inference")]
     assert bars == [(1, 3, 5), (4, 5, 1)]
-    bars = [(bar["start"], bar["step"], bar["words"]) for bar in report._drawn(log, "optimizer")]
+    bars = [(bar["start"], bar["step"], bar["words"]) for bar in page._drawn(log, "optimizer")]
     assert bars == [(0, 5, 40)]
 
 
 def test_long_runs_are_thinned_but_keep_what_was_measured():
     log = [{"step": step} for step in range(1, 10_001)]
     log[776]["validation_loss"] = 1.0
-    kept = [line["step"] for line in report._thinned(log)]
+    kept = [line["step"] for line in page._thinned(log)]
     assert len(kept) < 1600
     assert {1, 777, 10_000} <= set(kept)
 
@@ -374,7 +375,7 @@ def test_tokens_are_shown_as_text(token, label):
 
 
 def test_a_missing_library_is_one_line_that_says_how_to_install_it(run, monkeypatch):
-    monkeypatch.setattr(report, "find_spec", lambda name: None if name == "altair" else object())
+    monkeypatch.setattr(page, "find_spec", lambda name: None if name == "altair" else object())
     with pytest.raises(MinigenError) as raised:
         write_report(run)
     assert str(raised.value) == ("a report needs altair: pip install 'minigen[report]'")

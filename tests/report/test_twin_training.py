@@ -12,8 +12,9 @@ from minigen.exact import arithmetic
 from minigen.exact.streams import Stream
 from minigen.model import engines, head, kernels, kernels_numba, optimizer, rules
 from minigen.model.model import Model
-from minigen.report import trainable, write_report
+from minigen.report import trainable
 from minigen.report.facts import gather
+from minigen.report.page import write_report
 from minigen.report.trainable import training_data
 from minigen.text.tokenizer import END_OF_TEXT
 from minigen.training.config import Config
