@@ -1,7 +1,7 @@
 """minigen: a tiny autoregressive text generator whose training has one fingerprint per config.
 
-Everything is reached from here: `minigen.Config` and `minigen.Run` train, `minigen.load` gives a
-model to write with, `minigen.prove` and `minigen.verify` check the claim.
+Everything is reached from here: ``minigen.Config`` and ``minigen.Run`` train, ``minigen.load``
+gives a model to write with, ``minigen.prove`` and ``minigen.verify`` check the claim.
 """
 
 from typing import TYPE_CHECKING

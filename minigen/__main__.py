@@ -1,4 +1,4 @@
-"""`python -m minigen` and the ``minigen`` command start here."""
+"""``python -m minigen`` and the ``minigen`` command start here."""
 
 import signal
 

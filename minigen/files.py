@@ -28,7 +28,7 @@ _STALE = 3600
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Give a file that takes the place of `path` in the end, once it is on the disk.
+    """Give a file that takes the place of ``path`` in the end, once it is on the disk.
 
     Until then it is hidden beside it, under a name that nobody can foresee, and locked; what
     writers left there that were killed is removed. Raises OSError.

@@ -7,9 +7,9 @@ from minigen.errors import MinigenError
 
 
 def expand(path: str) -> str:
-    """Return a path with `~` and `~user` as the home folder, which a shell does not always do.
+    """Return a path with ``~`` and ``~user`` as the home folder, which a shell does not always do.
 
-    Raises MinigenError where there is no home; a name that only begins with `~` stays as it is.
+    Raises MinigenError where there is no home; a name that only begins with ``~`` stays as it is.
     """
     if not path.startswith("~"):
         return path

@@ -19,9 +19,9 @@ def let_pass(_number: int, _frame: FrameType | None) -> None:
 
 @contextmanager
 def heard_by(handler: Handler) -> Iterator[None]:
-    """Let `handler` hear the signals that stop a process, apart from those the launcher ignores.
+    """Let ``handler`` hear the signals that stop a process, apart from those the launcher ignores.
 
-    `nohup` and a script's background jobs set some to be ignored, which they stay. Python lets
+    ``nohup`` and a script's background jobs set some to be ignored, which they stay. Python lets
     the main thread alone set a handler: elsewhere nothing changes.
     """
     old: dict[int, Any] = {}

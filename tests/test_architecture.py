@@ -324,7 +324,18 @@ def test_the_search_names_the_outermost_function():
     assert [scope for _, scope, _ in findings(source)] == ["A.f", "A.f", "A", ""]
 
 
-# (b) Imports that lead downwards: what import-linter, set up in pyproject.toml, refuses
+# (b) One way to write code in a docstring: what no rule of ruff's asks for
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_code_in_a_docstring_stands_in_double_backticks(name):
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    tree = ast.parse((PACKAGE / name).read_text(encoding="utf-8"))
+    texts = [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, kinds)]
+    assert not [text for text in texts if "`" in text.replace("``", "")]
+
+
+# (c) Imports that lead downwards: what import-linter, set up in pyproject.toml, refuses
 
 
 @pytest.mark.parametrize(
@@ -354,7 +365,7 @@ def test_an_import_upwards_or_in_a_circle_is_refused(file, line, broken, tmp_pat
     assert [text.endswith(f"{broken} BROKEN") for text in verdicts].count(True) == 1, done.stdout
 
 
-# (c) Light imports
+# (d) Light imports
 
 
 @pytest.mark.parametrize(

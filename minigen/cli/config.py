@@ -1,4 +1,4 @@
-"""`config` prints the keys of a config: the file `configs/fables.toml` is what it prints."""
+"""``config`` prints the keys of a config: the file ``configs/fables.toml`` is what it prints."""
 
 import json
 import textwrap

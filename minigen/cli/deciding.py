@@ -1,4 +1,4 @@
-"""`next` shows the distribution of one decision; `head` computes one by hand."""
+"""``next`` shows the distribution of one decision; ``head`` computes one by hand."""
 
 import re
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""`demo` shows in a minute what minigen is about."""
+"""``demo`` shows in a minute what minigen is about."""
 
 import shlex
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""`diff` says in what two runs differ first."""
+"""``diff`` says in what two runs differ first."""
 
 from dataclasses import asdict
 from typing import Any

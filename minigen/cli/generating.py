@@ -1,4 +1,4 @@
-"""`generate` continues prompts: by sampling, greedily, with beams, or with a draft model."""
+"""``generate`` continues prompts: by sampling, greedily, with beams, or with a draft model."""
 
 import secrets
 import sys

@@ -1,4 +1,4 @@
-"""`info` says what a checkpoint holds."""
+"""``info`` says what a checkpoint holds."""
 
 from typing import Any
 

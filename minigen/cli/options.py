@@ -35,7 +35,7 @@ def _texts(_ctx: click.Context, _param: click.Parameter, paths: tuple[str, ...])
 
 
 class _PathOption(click.ParamType[str]):
-    """A path that is not empty, which would mean the current folder; `~` is the home folder."""
+    """A path that is not empty, which would mean the current folder; ``~`` is the home folder."""
 
     name = "path"
 

@@ -1,4 +1,4 @@
-"""`prove` runs the reproducibility experiments; `verify` trains a checkpoint again."""
+"""``prove`` runs the reproducibility experiments; ``verify`` trains a checkpoint again."""
 
 import textwrap
 from collections import deque

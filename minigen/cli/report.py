@@ -1,4 +1,4 @@
-"""`report` writes one HTML page about a run, to be opened in any browser."""
+"""``report`` writes one HTML page about a run, to be opened in any browser."""
 
 import click
 

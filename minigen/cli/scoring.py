@@ -1,4 +1,4 @@
-"""`score` measures one text by the chain rule; `evaluate` measures a model on many."""
+"""``score`` measures one text by the chain rule; ``evaluate`` measures a model on many."""
 
 from dataclasses import asdict
 

@@ -1,4 +1,4 @@
-"""`sweep` trains one config with many values and seeds, and prints a table of the final losses."""
+"""``sweep`` trains one config with many values and seeds; a table compares the final losses."""
 
 import platform
 from collections.abc import Mapping
@@ -55,7 +55,7 @@ def sweep(
     """Train CONFIG with each combination of values, for each seed.
 
     A table compares the final losses. --set takes values with commas between. Each run gets a
-    folder in DIR and is what `minigen train` makes of its config.
+    folder in DIR and is what minigen train makes of its config.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""`train` trains a config in a run folder: metrics, samples, checkpoints."""
+"""``train`` trains a config in a run folder: metrics, samples, checkpoints."""
 
 import os
 import shlex

@@ -27,7 +27,7 @@ Texts = Sequence[str] | Sequence[bytes]
 
 
 class _Settings(PolicyOptions, total=False):
-    """Every keyword of `Generator.generate` but one, for its overloads."""
+    """Every keyword of ``Generator.generate`` but one, for its overloads."""
 
     seed: int | None
     stop: Text | Sequence[Text]
@@ -42,9 +42,9 @@ _SETTINGS = ("num_samples", *(_Settings.__annotations__.keys() - PolicyOptions._
 
 
 class Generator:
-    """A model to write with: `minigen.load(MODEL)`, or the `generator` of a run in progress.
+    """A model to write with: ``minigen.load(MODEL)``, or the ``generator`` of a run in progress.
 
-    What a decoding call takes, beside its own arguments, are the options of a `Policy`, or
+    What a decoding call takes, beside its own arguments, are the options of a ``Policy``, or
     ``policy``, one made of them. ``stop`` is a string or several, before which the text ends.
     ``seed`` names the random numbers. Sample 0 of each prompt draws from stream ``inference``,
     sample i from ``inference/i``, and with a draft from ``inference/draft`` and
@@ -140,7 +140,7 @@ class Generator:
         num_draft_tokens: int = 4,
         **options: Unpack[PolicyOptions],
     ) -> Iterator[str]:
-        """Continue a prompt as `generate` does; yield its text in parts, each once it is certain.
+        """Continue a prompt as ``generate`` does; yield its text in parts, each once it is certain.
 
         Held back is what may become a stop string, or is not a whole character yet.
         """
@@ -170,7 +170,7 @@ class Generator:
         log_probabilities: bool = False,
         **options: Unpack[PolicyOptions],
     ) -> Iterator[Piece]:
-        """Continue prompts as `generate` does; yield every token of every text once it is chosen.
+        """Continue prompts as ``generate`` does; yield every token of every text once it is chosen.
 
         A piece's ``row`` counts the texts, prompt by prompt, sample by sample.
         """

@@ -169,7 +169,7 @@ class _Step(NamedTuple):
 
 
 class PolicyOptions(TypedDict, total=False):
-    """The options of a `Policy` as keywords of a function, for those who check types."""
+    """The options of a ``Policy`` as keywords of a function, for those who check types."""
 
     logit_bias: Mapping[int, float]
     repetition_penalty: float

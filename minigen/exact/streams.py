@@ -1,6 +1,6 @@
 """A stream is a sequence of random 64-bit words, each a pure function of (seed, name, index).
 
-Training draws from `optimizer`, generation from `inference`: two streams share no state, so
+Training draws from ``optimizer``, generation from ``inference``: two streams share no state, so
 neither can disturb the other, and no global generator is ever read or seeded.
 """
 
@@ -68,8 +68,8 @@ class Stream:
         position = self.position
         if not 0 <= position < MOST_WORDS:
             raise OptionError(f"a stream's position must be from 0 to below 2^258 (got {position})")
-        # Made anew each time, since a generator that is kept could stand elsewhere than `position`
-        # says: after an interruption, in a copy, or in another thread.
+        # Made anew each time, since a generator that is kept could stand elsewhere than
+        # ``position`` says: after an interruption, in a copy, or in another thread.
         generator = np.random.Philox(key=self._key, counter=position // 4)
         generator.random_raw(position % 4)  # a count of the counter gives four words
         words = generator.random_raw(n)

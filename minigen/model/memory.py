@@ -33,7 +33,7 @@ def available() -> int | None:
 
 
 def require(size: int, what: str, cure: str) -> None:
-    """Raise MinigenError where so many bytes, needed by `what`, are not to be had."""
+    """Raise MinigenError where so many bytes, needed by ``what``, are not to be had."""
     there = available()
     if there is not None and size > there:
         raise MinigenError(

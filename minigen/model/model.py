@@ -36,7 +36,7 @@ PARAMETERS = ("E", "W", "b")
 
 
 def fingerprint(parameters: Mapping[str, Floats]) -> str:
-    """SHA-256 over E, W, b: name, NUL, shape as decimals joined by commas, NUL, `<f8` bytes."""
+    """SHA-256 over E, W, b: name, NUL, shape as decimals joined by commas, NUL, ``<f8`` bytes."""
     digest = hashlib.sha256()
     for name in PARAMETERS:
         tensor = np.ascontiguousarray(parameters[name], dtype="<f8")

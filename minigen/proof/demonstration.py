@@ -1,6 +1,6 @@
 """The demonstration: a run that is asked for text and its twin that is not, compared step by step.
 
-Everything that `minigen demo` says of the two is read from both.
+Everything that ``minigen demo`` says of the two is read from both.
 """
 
 from collections.abc import Iterator

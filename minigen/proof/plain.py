@@ -2,7 +2,7 @@
 
 One story, to be read from top to bottom; it needs numpy alone. "Exact:" names what does the same in
 minigen, to be read beside it: there the bits agree on every machine, and here nothing sees to that.
-`minigen prove` takes this model as its control: wherever it cannot tell the two apart, it fails.
+``minigen prove`` takes this model as its control: wherever it cannot tell the two apart, it fails.
 ``python minigen/proof/plain.py`` tells the story, in half a minute.
 """
 

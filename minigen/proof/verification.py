@@ -287,7 +287,7 @@ def verify(
     """Train MODEL again from the config inside it; return a line for each thing that differs.
 
     Of a run folder every checkpoint is checked, one after the other. What it takes and raises is
-    that of `Verification`.
+    that of ``Verification``.
     """
     verification = Verification(model, texts, progress=progress)
     try:

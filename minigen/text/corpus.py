@@ -1,6 +1,6 @@
 """A corpus is a text as one flat array of tokens, a part to train on and a part to validate with.
 
-Both parts open and end with `<|endoftext|>`, and so does each document in them. Each token after
+Both parts open and end with ``<|endoftext|>``, and so does each document in them. Each token after
 the first is one prediction.
 """
 
@@ -41,11 +41,11 @@ _LINE = re.compile(f"[^\n{_END}]{{1,4096}}[\n{_END}]?|[\n{_END}]")
 
 
 class Tokens:
-    """The predictions of a flat array of tokens (T + 1,) that opens and ends with `<|endoftext|>`.
+    """The predictions of an array of tokens (T + 1,) that opens and ends with ``<|endoftext|>``.
 
     Prediction i, from 0 to T - 1, has token i + 1 as its target and the tokens up to i as its
-    context. `array` may be the part from `start` on of a token file, mapped into memory; `read`
-    and `blocks` do not fill the memory with it.
+    context. ``array`` may be the part from ``start`` on of a token file, mapped into memory;
+    ``read`` and ``blocks`` do not fill the memory with it.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class Tokens:
             self.array = self._file.array[self._start : self._start + state["array"]]
 
     def part(self, start: int, stop: int) -> "Tokens":
-        """Return the tokens from `start` to before `stop`."""
+        """Return the tokens from ``start`` to before ``stop``."""
         return Tokens(self.array[start:stop], self._tokenizer, self._file, self._start + start)
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
-        """Return the tokens from `start` to before `stop`; of a file, only they are in memory."""
+        """Return tokens from ``start`` to before ``stop``; of a file, only they are in memory."""
         if self._file is None:
             return self.array[start:stop]
         return self._file.read(self._start + start, self._start + stop)
@@ -89,7 +89,7 @@ class Tokens:
 
     @cached_property
     def bytes(self) -> int:
-        """The number of bytes of text, `<|endoftext|>` not counted."""
+        """The number of bytes of text, ``<|endoftext|>`` not counted."""
         vocab_size = self._tokenizer.vocab_size
         sizes = np.array([len(self._tokenizer.token_bytes(i)) for i in range(vocab_size)])  # (V,)
         counts = np.zeros(vocab_size, np.int64)  # (V,)
@@ -102,7 +102,7 @@ class Tokens:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the contexts (N, K), oldest token first, and the targets (N,) of predictions.
 
-        A context ends at the start of its document: what is older is `<|endoftext|>`.
+        A context ends at the start of its document: what is older is ``<|endoftext|>``.
         """
         windows = self._windows(np.asarray(indices, np.int64), context_length)  # (K + 1, N)
         has_ended = np.zeros(windows.shape[1], bool)  # (N,)
@@ -130,8 +130,8 @@ class Tokens:
 class Corpus:
     """Tokens to train on and to validate with (perhaps none), and where they come from.
 
-    `sha256` is that of the text: of its bytes where it is one file, else of the digests of its
-    files, one after the other. `name` is `"fables"` for the embedded text, else `"external"`.
+    ``sha256`` is that of the text: of its bytes where it is one file, else of the digests of its
+    files, one after the other. ``name`` is ``"fables"`` for the embedded text, else ``"external"``.
     """
 
     training: Tokens
@@ -151,21 +151,21 @@ def load(
     cache: Path | None = None,
     progress: Progress | None = None,
 ) -> Corpus:
-    """Read `"fables"`, or files and folders by their paths (`"-"` is standard input).
+    """Read ``"fables"``, or files and folders by their paths (``"-"`` is standard input).
 
     A folder stands for the regular files in it and below, hidden ones apart, in the order of
     their relative paths as bytes. A document is a file, a paragraph (a run of lines that are not
     blank) or a line. Line ends (LF, CR LF, CR CR LF, CR) between documents belong to none; empty
     documents are dropped, and so is a byte-order mark at the start of a file.
 
-    About the last `validation_fraction` of the text is for validation: from the document boundary
+    About the last ``validation_fraction`` of the text is for validation: from the document boundary
     that is nearest, or, where there is one document alone, from the last character boundary
     before. A text too short to be divided leaves validation empty.
 
-    Unless a `tokenizer` is given, merges are learned from the training part until there are
-    `vocab_size` tokens or no pair is left. Tokens of a text above 64 MB are kept in a file, in
-    `cache` (by default `$MINIGEN_CACHE`, else `~/.cache/minigen`); where `cache` is given, those
-    of any text. `progress` is called on the way.
+    Unless a ``tokenizer`` is given, merges are learned from the training part until there are
+    ``vocab_size`` tokens or no pair is left. Tokens of a text above 64 MB are kept in a file, in
+    ``cache`` (by default ``$MINIGEN_CACHE``, else ``~/.cache/minigen``); where ``cache`` is given,
+    those of any text. ``progress`` is called on the way.
 
     Raises MinigenError where a file cannot be read or the text holds no document.
     """
@@ -206,7 +206,7 @@ def load(
 def from_memory(
     text: str | bytes | Sequence[str | bytes], *, documents: Documents = "file", **options: Any
 ) -> Corpus:
-    """Do as `load` does, with its options, with a text or a list of documents, not cut further."""
+    """Do as ``load`` does, with its options; a list holds documents, not to be cut further."""
     if isinstance(text, str | bytes):
         return load([in_memory(text)], documents=documents, **options)
     return load([in_memory(document) for document in text], documents="file", **options)
@@ -231,7 +231,7 @@ def _divide(
 ) -> list[Tokens]:
     """Return the training and the validation part of the tokens of bytes.
 
-    The `<|endoftext|>` between two documents belongs to both parts.
+    The ``<|endoftext|>`` between two documents belongs to both parts.
     """
     cut = last = len(whole)
     if any((block == END_OF_TEXT).any() for block in whole.part(1, last).blocks()):
@@ -256,7 +256,7 @@ def _divide(
 
 
 def _nearest_end(whole: Tokens, ideal: int) -> int:
-    """Return the index of the `<|endoftext|>` inside that is nearest: there must be one."""
+    """Return the index of the ``<|endoftext|>`` inside that is nearest: there must be one."""
     last, reach = len(whole), 0
     while True:  # outwards
         before = max(ideal - reach - BLOCK, 1), max(ideal - reach, 1)

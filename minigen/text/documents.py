@@ -1,6 +1,6 @@
 """A text is one string of characters, read in blocks from files, folders, pipes or memory.
 
-Each character stands for a byte (see `tokenizer.py`) or is the `<|endoftext|>` around documents:
+Each character stands for a byte (see ``tokenizer.py``) or is ``<|endoftext|>`` around documents:
 
     <|endoftext|> document <|endoftext|> document <|endoftext|> … document <|endoftext|>
 """
@@ -105,7 +105,7 @@ def lines(data: bytes) -> list[bytes]:
 def find(path: str | Path) -> list[Source]:
     """Return the files that a path stands for: itself, or those in a folder and below.
 
-    `"-"` is standard input. In a folder, regular files count that are not hidden; folders of runs
+    ``"-"`` is standard input. In a folder, regular files count that are not hidden; folders of runs
     and the cache, which a training makes, do not, nor do links to folders: of those, and of runs,
     a warning tells. The order is that of the relative paths as bytes. Raises MinigenError where
     there is no file.
@@ -133,7 +133,7 @@ def _on_disk(path: Path) -> Source:
 
 
 def in_memory(text: str | bytes) -> Source:
-    """Return a text as a file; a `str` is taken as UTF-8."""
+    """Return a text as a file; a ``str`` is taken as UTF-8."""
     data = characters(text).encode("latin-1")
     return Source("the text", len(data), lambda: BytesIO(data), is_file=False)
 
@@ -204,7 +204,7 @@ def _entries(folder: Path) -> Iterator[Iterator[os.DirEntry[str]]]:
 
 
 def _open(path: str, flags: int) -> int:
-    """`os.open` in as many steps as a path needs: a system takes some 4,000 bytes at once."""
+    """``os.open`` in as many steps as a path needs: a system takes some 4,000 bytes at once."""
     try:
         return os.open(path, flags)
     except OSError as error:
@@ -254,12 +254,12 @@ def _without_mark(blocks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 class Text:
-    """Files as one string of characters, cut into documents as `documents` says.
+    """Files as one string of characters, cut into documents as ``documents`` says.
 
     A byte-order mark of UTF-8 at the start of a file is no part of the text. All other bytes are,
     but a warning tells of a file that looks like something other than text.
-    `size` is in bytes; `sha256` is that of the bytes of one file, or of the digests of several,
-    one after the other. `report` takes progress. Raises MinigenError where the text is empty.
+    ``size`` is in bytes; ``sha256`` is that of the bytes of one file, or of the digests of several,
+    one after the other. ``report`` takes progress. Raises MinigenError where the text is empty.
     """
 
     def __init__(
@@ -303,7 +303,7 @@ class Text:
         return size, hashlib.sha256(b"".join(self._digests)).hexdigest()
 
     def characters(self) -> Iterator[str]:
-        """Yield the text in blocks: each document between two `<|endoftext|>`, none empty."""
+        """Yield the text in blocks: each document between two ``<|endoftext|>``, none empty."""
         last = ""
         for text in self._marked():
             if last == _END:
@@ -313,7 +313,7 @@ class Text:
                 yield text
 
     def _marked(self) -> Iterator[str]:
-        """Yield the text in blocks, one `<|endoftext|>` between documents, two between blocks."""
+        """Yield the text in blocks, one ``<|endoftext|>`` between documents, two between blocks."""
         edge = {"file": _END, "paragraph": "\n\n", "line": "\n"}[self.documents]
         done, digests = 0, []
         for source in self._sources:
@@ -345,7 +345,7 @@ class Text:
             )
 
     def _mark(self, text: str) -> str:
-        """Put one `<|endoftext|>` in place of all that stands between two documents."""
+        """Put one ``<|endoftext|>`` in place of all that stands between two documents."""
         if self.documents == "file":
             return text.replace(_END + _END, _END)  # an empty file
         if self.documents == "paragraph":

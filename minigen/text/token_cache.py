@@ -27,7 +27,7 @@ _READ = 1 << 20
 
 
 def default_folder() -> Path:
-    """Return `$MINIGEN_CACHE`, else the user's folder for caches."""
+    """Return ``$MINIGEN_CACHE``, else the user's folder for caches."""
     with suppress(MinigenError):
         if named := os.environ.get("MINIGEN_CACHE"):
             return Path(expand(named))
@@ -56,7 +56,7 @@ def read(path: Path) -> bytes:
 
 
 class TokenFile:
-    """A token file that is open: `array` (T,) is all of it, mapped into memory."""
+    """A token file that is open: ``array`` (T,) is all of it, mapped into memory."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
         """Open a file; raises MinigenError where there is none that is whole."""
@@ -74,7 +74,7 @@ class TokenFile:
         return TokenFile, (self._path, self.array.dtype)
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
-        """Return the tokens from `start` to before `stop`, in memory of their own.
+        """Return the tokens from ``start`` to before ``stop``, in memory of their own.
 
         A page of the map, with up to 2 MB around it, counts as memory of this process once it is
         touched, and to map it takes longer than to read it.
@@ -85,7 +85,7 @@ class TokenFile:
             return np.frombuffer(data, self.array.dtype)
 
     def windows(self, starts: NDArray[np.int64], width: int) -> NDArray[Any]:
-        """Return `width` tokens from each start on (N, width)."""
+        """Return ``width`` tokens from each start on (N, width)."""
         size, read = width * self.array.itemsize, []
         with _reading(self._path), self._seeking:
             for place in (starts * self.array.itemsize).tolist():
@@ -117,7 +117,7 @@ def _check(file: IO[bytes], path: Path) -> int:
 
 
 def keep(path: Path, dtype: np.dtype[Any], blocks: Iterable[NDArray[Any]]) -> TokenFile:
-    """Open a token file; where there is none that is whole, it is made of `blocks`."""
+    """Open a token file; where there is none that is whole, it is made of ``blocks``."""
     with suppress(MinigenError):
         return TokenFile(path, dtype)
     with writing(path) as write:

@@ -1,9 +1,9 @@
 """A tokenizer turns bytes into integer ids and back: a byte is its own value, merges come above.
 
 Inside minigen a text is a string of *characters*, each of which stands for one id of the byte
-vocabulary: chr(0) … chr(255) are the bytes and chr(256) is `<|endoftext|>`, which no bytes can
-spell. `bytes.decode("latin-1")` is all it takes, any bytes are legal, and the UTF-16 code units of
-such a string are its ids.
+vocabulary: chr(0) … chr(255) are the bytes and chr(256) is ``<|endoftext|>``, which no bytes can
+spell. ``bytes.decode("latin-1")`` is all it takes, any bytes are legal, and the UTF-16 code units
+of such a string are its ids.
 """
 
 import codecs
@@ -44,7 +44,7 @@ _REMEMBERED_WORDS = 1 << 17
 
 
 class Encoding:
-    """The ids of one text: `array` (T,) of the smallest unsigned type, `ids` the same as a list."""
+    """The ids of one text: ``array`` (T,) of an unsigned type, ``ids`` the same as a list."""
 
     def __init__(self, array: NDArray[Any]) -> None:
         self.array = array
@@ -60,10 +60,10 @@ class Encoding:
 
 
 class ByteTokenizer:
-    """Byte-level byte-pair encoding (Sennrich et al. 2016): 256 bytes, `<|endoftext|>`, merges.
+    """Byte-level byte-pair encoding (Sennrich et al. 2016): 256 bytes, ``<|endoftext|>``, merges.
 
-    `merges` lists pairs of ids in the order learned; merge i makes token 257 + i. Every text
-    round-trips: `decode(encode(text).ids)` gives its bytes.
+    ``merges`` lists pairs of ids in the order learned; merge i makes token 257 + i. Every text
+    round-trips: ``decode(encode(text).ids)`` gives its bytes.
 
     >>> ByteTokenizer([(104, 105)]).encode("hi, hi").ids
     [257, 44, 32, 257]
@@ -93,7 +93,7 @@ class ByteTokenizer:
         self._tokens_of_word: dict[str, bytes] = {}
 
     def encode(self, text: str | bytes) -> Encoding:
-        """Return the ids of a text; a `str` is taken as UTF-8."""
+        """Return the ids of a text; a ``str`` is taken as UTF-8."""
         return Encoding(np.concatenate(list(self.encode_stream([characters(text)]))))
 
     def encode_stream(self, texts: Iterable[str]) -> Iterator[NDArray[Any]]:
@@ -146,7 +146,7 @@ class ByteTokenizer:
         return library
 
     def decode(self, ids: ArrayLike) -> bytes:
-        """Return the bytes of the ids (T,); `<|endoftext|>` has none.
+        """Return the bytes of the ids (T,); ``<|endoftext|>`` has none.
 
         Raises OptionError for an id that is not an integer from 0 to vocab_size - 1.
         """
@@ -166,12 +166,12 @@ class ByteTokenizer:
         return b"".join(map(self._bytes.__getitem__, array.tolist()))
 
     def token_bytes(self, token: int) -> bytes:
-        """Return the bytes of one id; raises OptionError as `decode` does."""
+        """Return the bytes of one id; raises OptionError as ``decode`` does."""
         return self.decode([token])
 
     @classmethod
     def train(cls, documents: Iterable[bytes], vocab_size: int) -> "ByteTokenizer":
-        """Learn merges from documents, until there are `vocab_size` tokens or no pair is left."""
+        """Learn merges from documents, until there are ``vocab_size`` tokens or no pair is left."""
         return cls.train_stream(
             (document.decode("latin-1") + END_OF_TEXT_CHARACTER for document in documents),
             vocab_size,
@@ -210,7 +210,7 @@ class ByteTokenizer:
         return cls(merges)
 
     def state(self) -> dict[str, Any]:
-        """Return what `from_state` needs, as JSON can hold it."""
+        """Return what ``from_state`` needs, as JSON can hold it."""
         return {"merges": [list(pair) for pair in self.merges]}
 
     @classmethod
@@ -250,7 +250,7 @@ class TextStream:
 
 
 def characters(text: str | bytes) -> str:
-    """Return a text's bytes as characters; a `str` is taken as UTF-8.
+    """Return a text's bytes as characters; a ``str`` is taken as UTF-8.
 
     Command lines carry bytes that are not UTF-8 as lone surrogates: those become bytes again.
     """

@@ -1,6 +1,6 @@
 """A checkpoint is one safetensors file with all of a run at one step: whole, or refused.
 
-Its header carries one metadata key, `minigen`: canonical JSON with a SHA-256 of every tensor and
+Its header carries one metadata key, ``minigen``: canonical JSON with a SHA-256 of every tensor and
 a checksum over the rest. No clock, path or library version goes in, so equal runs give equal files.
 """
 
@@ -52,11 +52,11 @@ Shapes = dict[str, tuple[int, ...]]
 class Checkpoint:
     """What a run needs to go on: JSON-able description and float64 tensors.
 
-    `config` holds the tables of `Config.portable()`; `tokenizer` the tokenizer's state; `step` the
-    completed updates; `streams` name → position; `tensors` E (V, D), W (D, K, V), b (V,) and the
-    optimizer's moments, `m.E` for the moment m of E, each of its parameter's shape; `format` the
-    arithmetic that they were trained with; `logs` the `bytes` and `sha256` of each log of its run
-    folder up to its step, None where it was saved without one.
+    ``config`` holds the tables of ``Config.portable()``; ``tokenizer`` the tokenizer's state;
+    ``step`` the completed updates; ``streams`` name → position; ``tensors`` E (V, D), W (D, K, V),
+    b (V,) and the optimizer's moments, ``m.E`` for the moment m of E, each of its parameter's
+    shape; ``format`` the arithmetic that they were trained with; ``logs`` the ``bytes`` and
+    ``sha256`` of each log of its run folder up to its step, None where it was saved without one.
     """
 
     config: dict[str, Any]
@@ -82,7 +82,7 @@ def require_trainable(source: str | Path, number: int) -> None:
 def save(path: str | Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint so that a reader sees all of the old file or all of the new.
 
-    Raises MinigenError for content that `load` would refuse, and where writing fails; the older
+    Raises MinigenError for content that ``load`` would refuse, and where writing fails; the older
     file is untouched then.
     """
     tensors = {
@@ -124,7 +124,7 @@ def save(path: str | Path, checkpoint: Checkpoint) -> None:
 def load(path: str | Path, *, moments: bool = True) -> Checkpoint:
     """Read a checkpoint and check all that is read; no byte of it is ever executed.
 
-    With `moments=False` only E, W and b are returned, though every byte is checked. Raises
+    With ``moments=False`` only E, W and b are returned, though every byte is checked. Raises
     MinigenError, one line that names the file and the fault.
     """
     path = Path(path)
@@ -215,7 +215,7 @@ def by_step(folder: Path) -> dict[int, Path]:
 
 
 def write_atomically(path: str | Path, *parts: bytes | memoryview) -> None:
-    """Write the parts, end to end, as the file `path`: all of them, or it stays as it was.
+    """Write the parts, end to end, as the file ``path``: all of them, or it stays as it was.
 
     Of a link, the file it leads to is meant; a pipe or a device is written to, as it comes. Raises
     MinigenError where that fails.
@@ -318,7 +318,7 @@ def _check_step(description: dict[str, Any]) -> None:
 
 
 def _check_config(config: dict[str, Any]) -> None:
-    """Check what is used of a config before, or without, `Config.from_dict`."""
+    """Check what is used of a config before, or without, ``Config.from_dict``."""
     for name, table in config.items():
         if not isinstance(table, dict):
             raise MinigenError(f"its config is damaged: {name[:80]} must be a table")

@@ -22,19 +22,19 @@ Values = dict[str, Any]  # table name → its keys and values, as TOML gives the
 
 
 class Config(Tables):
-    """Everything that decides a run, checked and frozen; `config.training.steps` and so on.
+    """Everything that decides a run, checked and frozen; ``config.training.steps`` and so on.
 
-    The keys are those of `training.keys`; `minigen config` shows them. With their defaults:
+    The keys are those of ``training.keys``; ``minigen config`` shows them. With their defaults:
     """
 
     @classmethod
     def load(
         cls, name_or_path: str | Path = "fables", overrides: Mapping[str, object] | None = None
     ) -> Self:
-        """Read a shipped config by name, or a TOML file (ends in `.toml` or holds a `/`).
+        """Read a shipped config by name, or a TOML file (ends in ``.toml`` or holds a ``/``).
 
-        `overrides` maps dotted keys to values, as `{"training.steps": 200}`. Relative paths in
-        `corpus.text` start from the file's folder; in `overrides`, from the current one.
+        ``overrides`` maps dotted keys to values, as ``{"training.steps": 200}``. Relative paths in
+        ``corpus.text`` start from the file's folder; in ``overrides``, from the current one.
 
         Raises OptionError for an unknown name or where only overrides are at fault, MinigenError
         for a file that cannot be read or breaks a rule; all faults stand in one message.
@@ -51,9 +51,9 @@ class Config(Tables):
 
     @classmethod
     def of_run(cls, folder: Path, overrides: Mapping[str, object] | None = None) -> Self:
-        """Read the config of a run folder, with the overrides of `load`.
+        """Read the config of a run folder, with the overrides of ``load``.
 
-        As in `from_dict`, a key that it lacks means what was before the key existed.
+        As in ``from_dict``, a key that it lacks means what was before the key existed.
         """
         path = folder / CONFIG
         tables = {
@@ -69,7 +69,7 @@ class Config(Tables):
 
     @classmethod
     def from_dict(cls, tables: Values, source: str = "config") -> Self:
-        """Check the whole config that a checkpoint holds; `source` opens the error message.
+        """Check the whole config that a checkpoint holds; ``source`` opens the error message.
 
         A key that it lacks, since it was saved before the key existed, means what was before.
         """
@@ -101,7 +101,7 @@ class Config(Tables):
     def portable(self) -> Values:
         """Return the config as JSON-able tables without a path: what a checkpoint holds.
 
-        A corpus other than the embedded one is `"external"`.
+        A corpus other than the embedded one is ``"external"``.
         """
         tables = self.model_dump(mode="json")
         if self.corpus.text != "fables":
@@ -109,7 +109,7 @@ class Config(Tables):
         return tables
 
     def to_toml(self) -> str:
-        """Return the config as a TOML file that `load` reads back as the same config."""
+        """Return the config as a TOML file that ``load`` reads back as the same config."""
         return tomli_w.dumps(
             {
                 name: {key: value for key, value in table.items() if value is not None}
@@ -149,7 +149,7 @@ def located(config: Config, checkpoint: Path) -> Config:
 
 
 def differences(a: Config, b: Config) -> list[tuple[str, Any, Any]]:
-    """List each key that differs, dotted, with its value in `a` and in `b`."""
+    """List each key that differs, dotted, with its value in ``a`` and in ``b``."""
     left, right = a.model_dump(), b.model_dump()
     return [
         (f"{name}.{key}", value, right[name][key])
@@ -193,7 +193,7 @@ def require_same(saved: Config, config: Config) -> None:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """Split `KEY=VALUE`, the value read as TOML; what is not TOML is a string.
+    """Split ``KEY=VALUE``, the value read as TOML; what is not TOML is a string.
 
     >>> parse_override("training.steps=500")
     ('training.steps', 500)
@@ -306,7 +306,7 @@ def _likeness(word: str, known: str) -> float:
 
 
 def _flat(overrides: Mapping[str, object]) -> dict[str, object]:
-    """Return overrides by dotted key, those of a whole table (`{"training": {…}}`) as well."""
+    """Return overrides by dotted key, those of a whole table (``{"training": {…}}``) as well."""
     if not isinstance(overrides, Mapping):
         raise OptionError(
             'overrides must map keys to values, as {"training.steps": 200} '

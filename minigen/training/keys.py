@@ -1,7 +1,7 @@
 """Every key of a config is one entry: type, range, default, comment, and whether it decides bits.
 
-From the entries follow `configs/fables.toml` and `minigen config` (which writes it), the errors of
-`training.config`, what may change while a run goes on, and what a saved config without a key means.
+From the entries follow ``configs/fables.toml``, which ``minigen config`` writes, the errors of
+``training.config``, what may change while a run goes on, and what a saved config lacks.
 """
 
 from collections.abc import Mapping
@@ -83,13 +83,13 @@ class _Table(BaseModel):
 
 
 class RunTable(_Table):
-    """`[run]`: what names the streams."""
+    """``[run]``: what names the streams."""
 
     seed: Count = key(0, "Names the streams of random words: init, optimizer, inference.")
 
 
 class CorpusTable(_Table):
-    """`[corpus]`: the text, what a document of it is, and how much is held out."""
+    """``[corpus]``: the text, what a document of it is, and how much is held out."""
 
     text: Source = key(
         "fables",
@@ -109,7 +109,7 @@ class CorpusTable(_Table):
 
 
 class TokenizerTable(_Table):
-    """`[tokenizer]`: the number of distinct tokens."""
+    """``[tokenizer]``: the number of distinct tokens."""
 
     vocab_size: VocabSize = key(
         1024,
@@ -119,7 +119,7 @@ class TokenizerTable(_Table):
 
 
 class ModelTable(_Table):
-    """`[model]`: the shapes K and D."""
+    """``[model]``: the shapes K and D."""
 
     context_length: Size = key(2, "How many tokens back the model sees, K.")
     embedding_dim: Size = key(
@@ -139,7 +139,7 @@ class ModelTable(_Table):
 
 
 class TrainingTable(_Table):
-    """`[training]`: how many steps, of how many predictions each."""
+    """``[training]``: how many steps, of how many predictions each."""
 
     steps: Count = key(1500, "Updates of the parameters.")
     batch_size: Size = key(512, "Predictions per step, N.")
@@ -152,7 +152,7 @@ class TrainingTable(_Table):
 
 
 class OptimizerTable(_Table):
-    """`[optimizer]`: how a gradient becomes an update."""
+    """``[optimizer]``: how a gradient becomes an update."""
 
     name: OptimizerName = key(
         "adamw",
@@ -186,7 +186,7 @@ class OptimizerTable(_Table):
 
 
 class EvaluationTable(_Table):
-    """`[evaluation]`: when the validation loss is measured."""
+    """``[evaluation]``: when the validation loss is measured."""
 
     every: Count = key(
         250,
@@ -197,7 +197,7 @@ class EvaluationTable(_Table):
 
 
 class _SamplingTable(_Table):
-    """`[sampling]`: when text is sampled, from what prompt, and how each token is chosen."""
+    """``[sampling]``: when text is sampled, from what prompt, and how each token is chosen."""
 
     every: Count = key(
         250, "Steps between samples of text; 0 is never.", before=0, decides_weights=False
@@ -223,7 +223,7 @@ class _SamplingTable(_Table):
 
     @property
     def policy(self) -> Policy:
-        """The `Policy` that these options describe."""
+        """The ``Policy`` that these options describe."""
         return Policy(**{name: getattr(self, name) for name in OPTIONS})
 
 
@@ -249,7 +249,7 @@ else:  # the list of options has one home, the Policy
 
 
 class CheckpointTable(_Table):
-    """`[checkpoint]`: when the run is saved."""
+    """``[checkpoint]``: when the run is saved."""
 
     every: Count = key(
         500,
@@ -291,8 +291,8 @@ class Tables(_Table):
 class Key:
     """What an entry says: the default is that of a config file which does not list the key.
 
-    `rule` completes "KEY must be …", and is empty where a Policy brings its own sentence; where the
-    default is "off", `example` is a value that switches it on.
+    ``rule`` completes "KEY must be …", and is empty where a Policy brings its own sentence; where
+    the default is "off", ``example`` is a value that switches it on.
     """
 
     default: Any
@@ -330,7 +330,7 @@ TEXTS = {  # the keys that take any string
 
 
 def described(table: str) -> str:
-    """Return a line for each key of a table, for the docstrings that `help()` shows."""
+    """Return a line for each key of a table, for the docstrings that ``help()`` shows."""
     names = [name for name in KEYS if name.startswith(f"{table}.")]
     return "".join(f"\n    {name} = {KEYS[name].default!r}: {KEYS[name].comment}" for name in names)
 

@@ -30,7 +30,7 @@ _OWN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os,
 
 Line = dict[str, Any]
 State = dict[str, Any]
-"""`bytes` and `sha256` of a log, up to some step."""
+"""``bytes`` and ``sha256`` of a log, up to some step."""
 NO_LOG: State = {"bytes": 0, "sha256": hashlib.sha256().hexdigest()}
 
 
@@ -152,7 +152,7 @@ def end_of(path: Path, step: int) -> int:
 def read_lines(path: Path) -> list[Line]:
     """Return the whole lines of a log; one that was cut short by a crash is left out.
 
-    Each is an object of a `step`, and of finite numbers, texts and lists of token ids. Raises
+    Each is an object of a ``step``, and of finite numbers, texts and lists of token ids. Raises
     MinigenError for anything else, since anybody may have written it.
     """
     return [line for line, _ in _lines(path)]

@@ -395,7 +395,7 @@ class Run:
 
     @property
     def generator(self) -> Generator:
-        """The model as it is now, to write with: all that `minigen.load` gives.
+        """The model as it is now, to write with: all that ``minigen.load`` gives.
 
         Without a seed it draws on from where ``streams["inference"]`` stands.
         """
@@ -412,7 +412,8 @@ class Run:
     ) -> str:
         """Continue a prompt, drawing on from where ``streams["inference"]`` stands.
 
-        The options are those of a `Policy`. Returns the continuation alone; ``generator`` has more.
+        The options are those of a ``Policy``. Returns the continuation alone; ``generator`` has
+        more.
         """
         stream = self.streams["inference"]
         position = stream.position

@@ -1,6 +1,6 @@
 """A sweep trains one config with every combination of some values, for each of some seeds.
 
-Each run has a sub-folder of its own and is the run that `minigen train` would make of its config.
+Each run has a sub-folder of its own and is the run that ``minigen train`` would make of its config.
 One file of the sweep's own says what was planned, for the runs whose folders cannot tell any more.
 """
 
@@ -64,7 +64,7 @@ def _is_toml(text: str) -> bool:
 
 
 def parse_axes(settings: Sequence[str]) -> Axes:
-    """Read settings `KEY=VALUE,VALUE,…`, each value TOML. Raises OptionError for a malformed one.
+    """Read settings ``KEY=VALUE,VALUE,…``, each value TOML. Raises OptionError for a malformed one.
 
     >>> parse_axes(["optimizer.learning_rate=0.003,0.01"])
     {'optimizer.learning_rate': {'0.003': 0.003, '0.01': 0.01}}
@@ -90,7 +90,7 @@ def parse_axes(settings: Sequence[str]) -> Axes:
 
 
 def parse_seeds(text: str) -> range:
-    """Read seeds: `0:5` is 0, 1, 2, 3, 4, and `7` is 7 alone.
+    """Read seeds: ``0:5`` is 0, 1, 2, 3, 4, and ``7`` is 7 alone.
 
     >>> list(parse_seeds("0:5"))
     [0, 1, 2, 3, 4]
@@ -239,7 +239,7 @@ def find(path: Path) -> dict[Path, Config]:
 def mend(folder: Path, config: Config) -> str:
     """Make a run's folder fit to be trained in; say what was wrong with it, if anything.
 
-    What is of no use is set aside, under its name with `.aside` behind, and the run goes on from
+    What is of no use is set aside, under its name with ``.aside`` behind, and the run goes on from
     what is left: from its last sound checkpoint, or where its log is damaged, from the start.
     """
     faults = []
