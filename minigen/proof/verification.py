@@ -116,7 +116,7 @@ class Verification:
             config = config.override({"corpus.text": text})
             config = config.override({"corpus.text": kept_text(config, Path(self._folder.name))})
             self._run = Run(config, progress=progress)
-            if self._run.corpus_sha256 != self.saved.corpus_sha256:
+            if not self.saved.has_text(self._run.corpus_sha256):
                 raise MinigenError(
                     f"the text is not the one that {self.path} was trained on: its SHA-256 is "
                     f"{self._run.corpus_sha256}, the checkpoint's {self.saved.corpus_sha256}; "
@@ -313,6 +313,9 @@ def compare(saved: checkpoint.Checkpoint, again: checkpoint.Checkpoint) -> list[
     found += [f"tensor {name}: not there" for name in saved.tensors.keys() - again.tensors.keys()]
     if saved.tokenizer != again.tokenizer:
         found.append("tokenizer: other merges than the text gives")
+    texts = saved.corpus_sha256, again.corpus_sha256
+    if not (saved.has_text(texts[1]) or again.has_text(texts[0])):
+        found.append(f"text of SHA-256 {texts[0]}, trained again with {texts[1]}")
     for what, there, now in (
         ("step", saved.step, again.step),
         ("stream optimizer at word", saved.streams["optimizer"], again.streams["optimizer"]),

@@ -130,7 +130,7 @@ def _read_text(
         )
     except MinigenError:
         raise MinigenError("The run's text is not where it was.") from None
-    if text.sha256 != saved.corpus_sha256:
+    if not saved.has_text(text.sha256):
         raise MinigenError("The run's text has changed since: its SHA-256 is another.")
     return text
 

@@ -259,7 +259,8 @@ class Text:
     A byte-order mark of UTF-8 at the start of a file is no part of the text. All other bytes are,
     but a warning tells of a file that looks like something other than text.
     ``size`` is in bytes; ``sha256`` is that of the bytes of one file, or of the digests of several,
-    one after the other. ``report`` takes progress. Raises MinigenError where the text is empty.
+    one after the other, with a hyphen and their number behind it: a file that holds those digests
+    has no such hash. ``report`` takes progress. Raises MinigenError where the text is empty.
     """
 
     def __init__(
@@ -300,7 +301,7 @@ class Text:
             warnings.warn(f"{strange[0]}{more}; its bytes are taken as they are", stacklevel=3)
         if len(self._digests) == 1:
             return size, self._digests[0].hex()
-        return size, hashlib.sha256(b"".join(self._digests)).hexdigest()
+        return size, f"{hashlib.sha256(b''.join(self._digests)).hexdigest()}-{len(self._digests)}"
 
     def characters(self) -> Iterator[str]:
         """Yield the text in blocks: each document between two ``<|endoftext|>``, none empty."""

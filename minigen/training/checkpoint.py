@@ -52,11 +52,12 @@ Shapes = dict[str, tuple[int, ...]]
 class Checkpoint:
     """What a run needs to go on: JSON-able description and float64 tensors.
 
-    ``config`` holds the tables of ``Config.portable()``; ``tokenizer`` the tokenizer's state;
-    ``step`` the completed updates; ``streams`` name → position; ``tensors`` E (V, D), W (D, K, V),
-    b (V,) and the optimizer's moments, ``m.E`` for the moment m of E, each of its parameter's
-    shape; ``format`` the arithmetic that they were trained with; ``logs`` the ``bytes`` and
-    ``sha256`` of each log of its run folder up to its step, None where it was saved without one.
+    ``config`` holds the tables of ``Config.portable()``; ``tokenizer`` the tokenizer's state; ``step`` the
+    completed updates; ``streams`` name → position; ``tensors`` E (V, D), W (D, K, V), b (V,) and the
+    optimizer's moments, ``m.E`` for the moment m of E, each of its parameter's shape; ``format`` the
+    arithmetic that they were trained with; ``logs`` the ``bytes`` and ``sha256`` of each log of its run
+    folder up to its step, None where it was saved without one; ``corpus_files`` of how many files an
+    external text was, None where that was not yet told.
     """
 
     config: dict[str, Any]
@@ -67,6 +68,19 @@ class Checkpoint:
     tensors: dict[str, NDArray[np.float64]]
     format: int = FORMAT
     logs: dict[str, dict[str, Any]] | None = None
+    corpus_files: int | None = None
+
+    def has_text(self, sha256: str) -> bool:
+        """Whether a text of this hash is the one that it was trained on."""
+        return is_text(sha256, self.corpus_sha256, self.corpus_files)
+
+
+def is_text(sha256: str, recorded: str, files: int | None) -> bool:
+    """Whether a text of this hash is the one that was recorded.
+
+    Before files were counted (None), the hash of several stood without their number behind it.
+    """
+    return recorded == sha256 or (files is None and recorded == sha256.partition("-")[0])
 
 
 def require_trainable(source: str | Path, number: int) -> None:
@@ -101,8 +115,8 @@ def save(path: str | Path, checkpoint: Checkpoint) -> None:
             for name, tensor in tensors.items()
         },
     }
-    if checkpoint.logs is not None:
-        description["logs"] = checkpoint.logs
+    optional = {"logs": checkpoint.logs, "corpus_files": checkpoint.corpus_files}
+    description |= {key: value for key, value in optional.items() if value is not None}
     try:
         description = json.loads(_canonical(description))  # keys and tuples as JSON spells them
         _check_description(description)
@@ -168,6 +182,7 @@ def load(path: str | Path, *, moments: bool = True) -> Checkpoint:
         tensors=tensors,
         format=description["format"],
         logs=description.get("logs"),
+        corpus_files=description.get("corpus_files"),
     )
 
 
@@ -340,7 +355,8 @@ def _check_description(description: dict[str, Any]) -> None:
         "tensors": dict,
     }
     logs = description.get("logs", dict.fromkeys(VOUCHED, NO_LOG))  # not in every file
-    if description.keys() - {"logs"} != kinds.keys():
+    files = description.get("corpus_files", 1)
+    if description.keys() - {"logs", "corpus_files"} != kinds.keys():
         raise MinigenError(f"its description must hold {', '.join(kinds)}")
     for key, kind in kinds.items():
         if type(description[key]) is not kind:
@@ -354,7 +370,8 @@ def _check_description(description: dict[str, Any]) -> None:
     is_whole = isinstance(logs, dict) and logs.keys() == set(VOUCHED)
     if not (is_whole and all(map(_is_state, logs.values()))):
         raise MinigenError(f"logs must hold the bytes and the sha256 of {' and '.join(VOUCHED)}")
-    for name, count in {"step": description["step"], **streams}.items():
+    counts = {"step": description["step"], "corpus_files": files, **streams}
+    for name, count in counts.items():
         if type(count) is not int or not 0 <= count < MOST_WORDS:
             raise MinigenError(f"{name} must be an integer from 0 to below 2^258 (got {count!r})")
 

@@ -185,7 +185,7 @@ def require_same(saved: Config, config: Config) -> None:
     if steps[1] < steps[0]:
         found.append(("training.steps", *steps))
     for key, old, new in found:
-        if key != "corpus.text":
+        if key != "corpus.text" or new == "fables":
             raise MinigenError(
                 f"{key} cannot change in a run that goes on (it was {old!r}, got {new!r}): "
                 "start a new one with --out"

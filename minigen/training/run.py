@@ -124,7 +124,7 @@ class Run:
         self.workers = join(workers)
         self._progress = progress
         self.corpus: Corpus | None = self.workers.each(lambda: self._read(text))
-        self.corpus_sha256 = self.corpus.sha256
+        self.corpus_sha256, self._corpus_files = self.corpus.sha256, self.corpus.files
         self.workers.agree("text (by its SHA-256)", self.corpus_sha256)
         self._build(self.corpus.tokenizer)
         self.model.initialize(self.streams["init"])
@@ -360,11 +360,12 @@ class Run:
 
     def _read_again(self, text: Text | None) -> Corpus:
         read = self._read(text, self.tokenizer)
-        if read.sha256 != self.corpus_sha256:
+        if not checkpoint.is_text(read.sha256, self.corpus_sha256, self._corpus_files):
             raise MinigenError(
                 f"the text is not the one this run was trained on: its SHA-256 is "
                 f"{read.sha256}, the run's {self.corpus_sha256}; give the same text"
             )
+        self.corpus_sha256, self._corpus_files = read.sha256, read.files
         return read
 
     def read(self, text: Text | None = None, paths: Sequence[str | Path] = ()) -> Tokens:
@@ -452,6 +453,7 @@ class Run:
             tensors=tensors,
             format=self._format,
             logs=logs,
+            corpus_files=None if now.config.corpus.text == "fables" else now._corpus_files,
         )
         self.workers.from_first(lambda: checkpoint.save(path, saved))
 
@@ -504,11 +506,14 @@ class Run:
         run._format, run._source = saved.format, path
         as_saved = Config.from_dict(saved.config, source=str(path))
         if config is not None:
+            if text is not None:
+                config = config.override({"corpus.text": "external"})
             require_same(as_saved, config)
         run.config = config or as_saved
         if config is None and text is None:
             run.config = run.workers.from_first(lambda: located(run.config, path))
-        run.corpus, run.corpus_sha256, run._progress = None, saved.corpus_sha256, progress
+        run.corpus, run._progress = None, progress
+        run.corpus_sha256, run._corpus_files = saved.corpus_sha256, saved.corpus_files
         run._build(ByteTokenizer.from_state(saved.tokenizer))
         run._check(path, saved)
         run.model.load(saved.tensors)
@@ -518,9 +523,10 @@ class Run:
         run.optimizer.resume(saved.step)
         for name, position in saved.streams.items():
             run.streams[name] = Stream(run.config.run.seed, name, position)
-        if text is not None:
-            run.config = run.config.override({"corpus.text": as_saved.corpus.text})
+        is_named = as_saved.corpus.text == "fables" != run.config.corpus.text
+        if text is not None or is_named:  # by its hash the text is the same, and keeps its name
             run.corpus = run.workers.each(lambda: run._read_again(text))
+            run.config = run.config.override({"corpus.text": as_saved.corpus.text})
         return run
 
 

@@ -80,8 +80,9 @@ def grid(given: Any) -> Any:
 
 
 def documents(given: Any) -> Any:
+    files = given["text"]
     text = corpus.from_memory(
-        bytes.fromhex(given["text"]),
+        [*map(bytes.fromhex, files)] if isinstance(files, list) else bytes.fromhex(files),
         documents=given["documents"],
         validation_fraction=given["validation_fraction"],
         vocab_size=given["vocab_size"],
@@ -262,6 +263,7 @@ def givens() -> dict[str, list[Any]]:
             {**cut, "text": TEXT.encode().hex()},
             {**cut, "documents": "paragraph", "text": b"ab\r\n \r\n\r\ncd\n\nef\n".hex()},
             {**cut, "documents": "file", "vocab_size": 257, "text": "äbcdefgh".encode().hex()},
+            {**cut, "documents": "file", "text": hexadecimal(b"a fox\n", b"a crow\r\na crow\n")},
         ],
         "encoding": [
             {"merges": [], "texts": texts},

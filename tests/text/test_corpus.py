@@ -227,10 +227,18 @@ def test_the_hash_of_one_file_is_that_of_its_bytes(tmp_path):
     assert corpus.from_memory("abc\n").sha256 == hashlib.sha256(b"abc\n").hexdigest()
 
 
-def test_the_hash_of_several_files_is_that_of_their_digests():
+def test_the_hash_of_several_files_is_that_of_their_digests_and_their_number():
     digests = hashlib.sha256(b"a").digest() + hashlib.sha256(b"b").digest()
-    assert corpus.from_memory(["a", "b"]).sha256 == hashlib.sha256(digests).hexdigest()
-    assert corpus.from_memory("ab").sha256 != corpus.from_memory(["a", "b"]).sha256
+    several = corpus.from_memory(["a", "b"])
+    assert (several.sha256, several.files) == (f"{hashlib.sha256(digests).hexdigest()}-2", 2)
+    assert corpus.from_memory("ab").sha256 != several.sha256
+
+
+def test_a_file_that_holds_the_digests_of_others_is_another_text():
+    digests = [hashlib.sha256(text).digest() for text in (b"a", b"b", b"c")]
+    texts = [["a", "b", "c"], [b"".join(digests)], [digests[0] + digests[1], "c"], ["a", "b"]]
+    texts.append([digests[0] + digests[1]])
+    assert len({corpus.from_memory(text).sha256 for text in texts}) == len(texts)
 
 
 def test_only_the_embedded_text_has_a_name(tmp_path, monkeypatch):

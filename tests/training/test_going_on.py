@@ -1,8 +1,14 @@
 """What may change when a run goes on: what does not decide the weights, by one list, for all."""
 
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from minigen import Config, MinigenError, Run, verify
+from minigen.proof.difference import compare
+from minigen.text.corpus import FABLES
 from minigen.training import checkpoint
 from minigen.training.config import deciding_differences
 from minigen.training.folder import RunFolder
@@ -167,3 +173,72 @@ def test_a_text_given_again_keeps_the_name_that_it_had(half, tmp_path):
     run.train()
     run.save(tmp_path / "end.safetensors")
     assert checkpoint.load(tmp_path / "end.safetensors").config["corpus"]["text"] == "external"
+
+
+def test_the_embedded_text_given_again_as_a_file_keeps_its_name(tmp_path):
+    config = CONFIG.override({"corpus.text": "fables", "training.steps": 2})
+    for _ in RunFolder.create(tmp_path / "run", Run(config)).steps():
+        break
+    copied = tmp_path / "copy.txt"
+    copied.write_bytes(FABLES.read_bytes())
+    folder = RunFolder.resume(tmp_path / "run", config.override({"corpus.text": [str(copied)]}))
+    for _ in folder.steps():
+        pass
+    assert Config.of_run(tmp_path / "run").corpus.text == "fables"
+    assert checkpoint.load(folder.latest).config["corpus"]["text"] == "fables"
+    assert verify(tmp_path / "run") == []
+
+
+def test_a_run_on_a_text_of_its_own_does_not_become_one_on_the_embedded(half):
+    path, config = half
+    with pytest.raises(MinigenError, match=r"corpus\.text cannot change in a run that goes on"):
+        RunFolder.resume(path, config.override({"corpus.text": "fables"}))
+
+
+@pytest.fixture
+def parts(tmp_path):
+    """A config whose text is two files."""
+    paths = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    for path in paths:
+        path.write_text(f"{path.name}\n{TEXT}")
+    return CONFIG.override({"corpus.text": [*map(str, paths)], "optimizer.decay": "constant"})
+
+
+def test_a_text_of_the_digests_of_two_others_is_refused_in_their_place(parts, tmp_path):
+    """Field report 84: in either place, by resume, verify and diff."""
+    digests = b"".join(
+        hashlib.sha256(Path(file).read_bytes()).digest() for file in parts.corpus.text
+    )
+    (tmp_path / "digests").write_bytes(digests)
+    forged = parts.override({"corpus.text": [str(tmp_path / "digests")]})
+    paths = [tmp_path / "honest", tmp_path / "forged"]
+    for path, config in zip(paths, (parts, forged), strict=True):
+        for _ in RunFolder.create(path, Run(config)).steps():
+            break
+    for path, other in zip(paths, (forged, parts), strict=True):
+        before = {file.name: file.read_bytes() for file in path.iterdir()}
+        with pytest.raises(MinigenError, match="not the one this run was trained on"):
+            RunFolder.resume(path, other)
+        with pytest.raises(MinigenError, match=r"is not the one that .* was trained on"):
+            verify(path, other.corpus.text)
+        assert {file.name: file.read_bytes() for file in path.iterdir()} == before
+    assert compare(*paths).differences[0].what == "text (its SHA-256)"
+
+
+def test_a_run_from_before_files_were_counted_goes_on(parts, tmp_path):
+    path = tmp_path / "run"
+    folder = RunFolder.create(path, Run(parts))
+    saved = checkpoint.load(folder.latest)
+    assert (saved.corpus_files, saved.corpus_sha256[64:]) == (2, "-2")
+    old = replace(saved, corpus_sha256=saved.corpus_sha256[:64], corpus_files=None)
+    checkpoint.save(folder.latest, old)
+    before = checkpoint.load(folder.latest)
+    assert (before.corpus_files, before.corpus_sha256) == (None, saved.corpus_sha256[:64])
+    for _ in RunFolder.resume(path, parts).steps():
+        pass
+    assert verify(path) == []
+    assert checkpoint.load(checkpoint.locate(path)).corpus_sha256 == saved.corpus_sha256
+    whole = RunFolder.create(tmp_path / "whole", Run(parts))
+    for _ in whole.steps():
+        pass
+    assert compare(path, tmp_path / "whole").same
