@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from minigen.errors import MinigenError
-from minigen.proof.verification import LOGGED, snapshot
+from minigen.proof.verification import LOGGED, doubt, snapshot
 from minigen.training import checkpoint
 from minigen.training.checkpoint import Checkpoint
 from minigen.training.config import CONFIG, Config, deciding_differences, differences, located
@@ -70,6 +70,7 @@ class Side:
         self.path = checkpoint.locate(path)
         self.latest = checkpoint.load(self.path)
         self.config = Config.from_dict(self.latest.config, source=str(self.path))
+        doubt(self.path, self.latest)
         named = re.fullmatch(r"step-([0-9]+)\.safetensors", self.path.name)
         is_in_run = bool(named) and (self.path.parent / CONFIG).is_file()
         beside = checkpoint.by_step(self.path.parent) if is_in_run else {}

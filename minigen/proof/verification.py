@@ -5,6 +5,7 @@ one, so that segments have nothing to do with each other; the first one starts f
 """
 
 import tempfile
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -21,7 +22,7 @@ from minigen.proof.laboratory import kept_text
 from minigen.text.corpus import Progress
 from minigen.training import checkpoint
 from minigen.training.config import CONFIG, Config, deciding_differences, located
-from minigen.training.logs import METRICS, read_lines
+from minigen.training.logs import METRICS, fault, read_lines
 from minigen.training.run import Run, StepRecord
 
 WORTH_PROCESSES = 1 << 28  # logits, times the positions that add up to each: a few seconds
@@ -106,6 +107,7 @@ class Verification:
                 f"training.steps = {config.training.steps}"
             )
         _check_config_beside(self.path, config)
+        doubt(self.path, self.saved)
         text = tuple(map(str, texts)) or located(config, self.path).corpus.text
         if text == "external":
             raise MinigenError(
@@ -189,6 +191,12 @@ def _check_config_beside(path: Path, config: Config) -> None:
             f"{path.parent / CONFIG} disagrees with the checkpoint: {'; '.join(found)}; to verify "
             "the checkpoint alone, copy it elsewhere"
         )
+
+
+def doubt(path: Path, saved: checkpoint.Checkpoint) -> None:
+    """Warn where the logs of a run folder are not those that a checkpoint in it vouches for."""
+    if (path.parent / CONFIG).is_file() and (found := fault(path, saved.logs)):
+        warnings.warn(f"{path.parent}: {found}", stacklevel=2)
 
 
 def _read_metrics(folder: Path) -> dict[int, dict[str, Any]]:

@@ -17,7 +17,7 @@ from minigen.text.tokenizer import END_OF_TEXT, ByteTokenizer
 from minigen.training import checkpoint
 from minigen.training.checkpoint import Checkpoint
 from minigen.training.config import CONFIG, Config, located
-from minigen.training.logs import METRICS, SAMPLES, read_lines
+from minigen.training.logs import METRICS, SAMPLES, fault, read_lines
 
 Line = dict[str, Any]
 
@@ -30,7 +30,8 @@ class Facts:
 
     ``name`` is that of the folder or of the file alone.
 
-    ``missing`` says, for ``metrics``, ``samples`` and ``corpus``, why there are none.
+    ``missing`` says, for ``metrics``, ``samples`` and ``corpus``, why there are none; ``doubt``
+    which log is not the one that the checkpoint vouches for.
     """
 
     saved: Checkpoint
@@ -43,6 +44,7 @@ class Facts:
     missing: Mapping[str, str]
     folder: Path | None
     name: str
+    doubt: str
 
 
 def gather(path: Path) -> Facts:
@@ -72,8 +74,9 @@ def gather(path: Path) -> Facts:
         missing["corpus"] = str(error)
     fingerprint = checkpoint.fingerprint(saved.tensors)
     name = path.resolve().name if folder else path.stem
+    doubt = fault(file, saved.logs) if folder else ""
     return Facts(
-        saved, config, tokenizer, fingerprint, metrics, samples, text, missing, folder, name
+        saved, config, tokenizer, fingerprint, metrics, samples, text, missing, folder, name, doubt
     )
 
 

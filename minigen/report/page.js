@@ -63,9 +63,10 @@
     }
   }
 
-  /** The log, too, says what the weights were. */
+  /** The log, too, says what the weights were, if it is the one that the checkpoint knows. */
   function checkLog() {
-    const { logged } = data;
+    const { doubt, logged } = data;
+    if (doubt) check("wrong", `What is shown of the run’s logs is not all as it was recorded: ${doubt}.`);
     if (!logged || logged === data.fingerprint) return;
     check("wrong", `The run’s log says that step ${count(data.step)} had fingerprint ${logged.slice(0, 16)}…, the checkpoint has ${data.fingerprint.slice(0, 16)}….`);
   }

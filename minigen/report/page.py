@@ -113,6 +113,7 @@ def _data(facts: Facts) -> dict[str, Any]:
         "prompt": facts.config.sampling.prompt,
         "policy": twin_policy(facts.config),
         "missing": dict(facts.missing),
+        "doubt": facts.doubt,
         "labels": [token_label(tokenizer, token) for token in range(V)] if has_twin else [],
         "merges": tokenizer.state()["merges"] if has_twin else [],
         "weights": _weights(facts) if has_twin else None,

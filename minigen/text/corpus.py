@@ -131,8 +131,8 @@ class Corpus:
     """Tokens to train on and to validate with (perhaps none), and where they come from.
 
     ``sha256`` is that of the text: of its bytes where it is one file, else of the digests of its
-    files, one after the other, with a hyphen and their number behind it. ``name`` is ``"fables"`` for
-    the embedded text, else ``"external"``.
+    files, one after the other, with a hyphen and their number behind it. ``name`` is ``"fables"``
+    for the embedded text, else ``"external"``.
     """
 
     training: Tokens

@@ -52,12 +52,12 @@ Shapes = dict[str, tuple[int, ...]]
 class Checkpoint:
     """What a run needs to go on: JSON-able description and float64 tensors.
 
-    ``config`` holds the tables of ``Config.portable()``; ``tokenizer`` the tokenizer's state; ``step`` the
-    completed updates; ``streams`` name → position; ``tensors`` E (V, D), W (D, K, V), b (V,) and the
-    optimizer's moments, ``m.E`` for the moment m of E, each of its parameter's shape; ``format`` the
-    arithmetic that they were trained with; ``logs`` the ``bytes`` and ``sha256`` of each log of its run
-    folder up to its step, None where it was saved without one; ``corpus_files`` of how many files an
-    external text was, None where that was not yet told.
+    ``config`` holds the tables of ``Config.portable()``; ``tokenizer`` the tokenizer's state;
+    ``step`` the completed updates; ``streams`` name → position; ``tensors`` E (V, D), W (D, K, V),
+    b (V,) and the optimizer's moments, ``m.E`` for the moment m of E, each of its parameter's
+    shape; ``format`` the arithmetic that they were trained with; ``logs`` the ``bytes`` and
+    ``sha256`` of each log of its run folder up to its step, None where it was saved without one;
+    ``corpus_files`` of how many files an external text was, None where that was not yet told.
     """
 
     config: dict[str, Any]

@@ -171,8 +171,8 @@ def _latest(path: Path) -> tuple[Path | None, dict[str, logs.State] | None]:
         cure = f"if it is removed, the run goes on from step {older}"
         raise MinigenError(f"{error}; {cure}") from None
     checkpoint.require_trainable(newest, saved.format)
-    altered = logs.altered(path, saved.logs or {})
-    if altered is None:
+    fault = logs.fault(newest, saved.logs)
+    if not fault:
         if odd := logs.strange(path, saved.logs or {}, saved.step):
             warnings.warn(
                 f"{odd} holds lines that are not the run's own behind those that {newest.name} "
@@ -180,19 +180,18 @@ def _latest(path: Path) -> tuple[Path | None, dict[str, logs.State] | None]:
                 stacklevel=2,
             )
         return newest, saved.logs
-    fault = f"{altered} has lost, doubled or changed a line that {newest.name} vouches for"
     for step in sorted(there, reverse=True):
         older_saved = _loaded(there[step])
-        if older_saved and not logs.altered(path, older_saved.logs or {}):
+        if older_saved and not logs.fault(there[step], older_saved.logs):
             warnings.warn(
-                f"{fault}: the run goes on from step {step}, up to which the logs are whole; the "
-                "steps after it are trained again, to the same bits",
+                f"{path}: {fault}: the run goes on from step {step}, up to which the logs are "
+                "whole; the steps after it are trained again, to the same bits",
                 stacklevel=2,
             )
             return there[step], older_saved.logs
     raise MinigenError(
-        f"{fault}, and no other checkpoint agrees with the logs: put the log back as it was, or "
-        "remove the checkpoints to train from step 0 again"
+        f"{path}: {fault}, and no other checkpoint agrees with the logs: put the log back as it "
+        "was, or remove the checkpoints to train from step 0 again"
     )
 
 

@@ -97,12 +97,14 @@ def cut(path: Path, size: int) -> None:
             os.close(file)
 
 
-def altered(folder: Path, vouched: Mapping[str, State]) -> Path | None:
-    """Return the first log that does not begin with what a checkpoint vouches for, if any."""
-    for name in VOUCHED:  # no path from a checkpoint is opened
-        if name in vouched and _state(folder / name, vouched[name]["bytes"]) != vouched[name]:
-            return folder / name
-    return None
+def fault(checkpoint: Path, vouched: Mapping[str, State] | None) -> str:
+    """Say which log beside a checkpoint is not what it vouches for; nothing where both are."""
+    for name, state in (vouched or {}).items():  # which a loaded checkpoint has named rightly
+        with suppress(MinigenError):  # it cannot be read
+            if _state(checkpoint.parent / name, state["bytes"]) == state:
+                continue
+        return f"{name} has lost, doubled or changed a line that {checkpoint.name} vouches for"
+    return ""
 
 
 def _state(path: Path, size: int) -> State:

@@ -124,7 +124,8 @@ class Run:
         self.workers = join(workers)
         self._progress = progress
         self.corpus: Corpus | None = self.workers.each(lambda: self._read(text))
-        self.corpus_sha256, self._corpus_files = self.corpus.sha256, self.corpus.files
+        self.corpus_sha256 = self.corpus.sha256
+        self._corpus_files: int | None = self.corpus.files
         self.workers.agree("text (by its SHA-256)", self.corpus_sha256)
         self._build(self.corpus.tokenizer)
         self.model.initialize(self.streams["init"])

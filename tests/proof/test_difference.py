@@ -11,6 +11,8 @@ from minigen.cli import run as command
 from minigen.training.checkpoint import load, save
 from minigen.training.folder import RunFolder
 
+pytestmark = pytest.mark.filterwarnings("default:.*has lost, doubled or changed a line")
+
 TEXT = "The fox saw the grapes. The grapes were high. The fox said: they are sour.\n" * 4
 STEPS = 6
 SETTINGS = {

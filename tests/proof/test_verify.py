@@ -15,6 +15,8 @@ from minigen.proof import verification
 from minigen.proof.workers import mpiexec
 from minigen.training.checkpoint import load, save
 
+pytestmark = pytest.mark.filterwarnings("default:.*has lost, doubled or changed a line")
+
 TEXT = "The fox saw the grapes. The grapes were high. The fox said: they are sour.\n" * 4
 STEPS = 6
 SETTINGS = {
@@ -139,10 +141,13 @@ def test_text_asked_for_by_hand_is_no_fault(folder, verify):
 
 
 def test_neither_a_damaged_nor_a_foreign_log_matters_to_a_checkpoint_that_is_right(folder, verify):
+    doubt = "metrics.jsonl has lost, doubled or changed a line that"
     (folder / "metrics.jsonl").write_text('{"step": 1, "loss_bits"\n[]\n')
-    assert verify(folder)[0] == 0
+    status, _, err = verify(folder)
+    assert (status, doubt in err) == (0, True)
     (folder / "metrics.jsonl").unlink()
-    assert verify(folder)[0] == 0
+    status, _, err = verify(folder)
+    assert (status, doubt in err) == (0, True)
 
 
 # ── What is wrong ────────────────────────────────────────────────────────────────────────────────

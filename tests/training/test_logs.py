@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from minigen import Config, MinigenError, Run
+from minigen import Config, MinigenError, Run, write_report
 from minigen.training import checkpoint
 from minigen.training.folder import RunFolder
 from minigen.training.logs import METRICS, SAMPLES, read_lines
 from tests.conftest import TINY, Result
+
+pytestmark = pytest.mark.filterwarnings("default:.*has lost, doubled or changed a line")
 
 Command = Callable[..., Result]
 STEPS = TINY["training.steps"]
@@ -59,9 +61,30 @@ def test_a_damaged_log_is_noticed_and_mended_to_the_same_bytes(
     if damage == "doubled":
         assert f"{folder / log} holds lines that are not the run's own behind" in found.err
     else:
-        assert f"{folder / log} has lost, doubled or changed a line that step-000006" in found.err
+        assert f"{folder}: {log} has lost, doubled or changed a line that step-000006" in found.err
         assert "goes on from step" in found.err
     assert contents(folder) == whole
+
+
+@pytest.mark.parametrize("log", VOUCHED)
+@pytest.mark.parametrize("damage", ["line lost", "line doubled", "line ends", "shortened"])
+def test_whoever_trusts_a_log_that_was_damaged_says_so(
+    damage: str, log: str, folder: Path, tmp_path: Path, minigen: Command
+) -> None:
+    """Verify, diff and the page; what the checkpoints hold is right all the same."""
+    whole = Path(shutil.copytree(folder, tmp_path / "whole"))
+    lines = lines_of((folder / log).read_bytes())
+    damaged = DAMAGES[damage](b"".join(lines))
+    (folder / log).write_bytes(damaged)
+    doubt = f"{log} has lost, doubled or changed a line that step-000006.safetensors vouches for"
+    for command in (("verify", folder), ("diff", whole, folder), ("diff", folder, whole)):
+        found = minigen(*map(str, command))
+        assert (found.status, found.err.count(doubt)) == (0, 1)
+        assert f"{folder}: {doubt}" in found.err
+    for path, doubts in ((folder, 1), (whole, 0)):
+        page = write_report(path).read_text(encoding="utf-8")
+        assert page.count(doubt) == doubts
+    assert doubt not in minigen("verify", str(whole)).err
 
 
 @pytest.mark.parametrize("log", VOUCHED)
