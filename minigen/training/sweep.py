@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import warnings
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -25,12 +24,11 @@ from minigen.errors import MinigenError, OptionError, expect
 from minigen.training.checkpoint import by_step, load, write_atomically
 from minigen.training.config import Config, differences, parse_override
 from minigen.training.folder import CONFIG, RunFolder, require_empty
-from minigen.training.logs import METRICS
+from minigen.training.logs import METRICS, parse
 
 SEED = "run.seed"
 MOST_RUNS = 10_000
 _LONGEST_NAME = 150  # of a folder: file systems hold 255 bytes
-_MADE, _PLANNED = ".sweep-made", ".sweep-planned"  # a sweep's runs, before they are in place
 PLAN = ".sweep.json"  # the config of the first run, and what the others have otherwise
 _ASIDE = ".aside"  # behind the name of what is of no use any more
 _TAIL = 1 << 16  # bytes in which the last line of a log stands
@@ -143,28 +141,23 @@ def _folder_name(name: str) -> str:
 
 
 def create(path: Path, runs: Mapping[str, Config]) -> files.Ownership | None:
-    """Fill a folder, new or empty, with a sub-folder and the config of each run: all or nothing.
+    """Plan runs in a folder, new or empty, and make a sub-folder with its config for each.
 
-    The folder itself stays what it is: a mount point, one behind a link, one with its own rights.
-    Returns what must be kept as long as the folder is to be this process's.
+    The plan is one file, there or not; what a kill leaves unmade, ``mend`` makes. The folder itself
+    stays what it is: a mount point, one behind a link, one with its own rights. Returns what must
+    be kept as long as the folder is to be this process's.
     """
-    made, is_new = path / _MADE, not path.exists()
+    is_new = not path.exists()
     if not path.is_dir():
         require_empty(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
         owned = files.own(path)
-        shutil.rmtree(made, ignore_errors=True)  # of a sweep that was killed before it was planned
         require_empty(path)
+        _write_plan(path, runs)
         for name, config in runs.items():
-            (made / name).mkdir(parents=True)
-            write_atomically(made / name / CONFIG, config.to_toml().encode())
-        _write_plan(made, runs)
-        files.sync(made)
-        made.rename(path / _PLANNED)
-        _put_in_place(path)
+            mend(path / name, config)
     except OSError as error:
-        shutil.rmtree(made, ignore_errors=True)
         raise MinigenError(f"cannot make folder {path}: {error.strerror}") from None
     else:
         return owned
@@ -172,14 +165,6 @@ def create(path: Path, runs: Mapping[str, Config]) -> files.Ownership | None:
         if is_new:
             with suppress(OSError):  # it is in use
                 path.rmdir()
-
-
-def _put_in_place(path: Path) -> None:
-    """Move the folders of planned runs to where they belong, or those that a kill left."""
-    planned = path / _PLANNED
-    for folder in sorted(planned.iterdir()):
-        folder.rename(path / folder.name)
-    planned.rmdir()
 
 
 def _write_plan(path: Path, runs: Mapping[str, Config]) -> None:
@@ -197,6 +182,7 @@ def _read_plan(path: Path) -> dict[str, Config]:
 
     Raises MinigenError where the file is damaged.
     """
+    runs = None
     try:
         plan = json.loads((path / PLAN).read_bytes())
         first = Config.from_dict(plan["config"])
@@ -206,8 +192,8 @@ def _read_plan(path: Path) -> dict[str, Config]:
     except OSError as error:
         raise MinigenError(f"cannot read {path / PLAN}: {error.strerror}") from None
     except (MinigenError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        runs = {"/": Config.load()}
-    if any(_folder_name(name) != name or name.startswith(".") for name in runs):
+        pass
+    if runs is None or any(_folder_name(name) != name or name.startswith(".") for name in runs):
         raise MinigenError(
             f"{path / PLAN} is damaged: remove it, to go on with the runs that are there"
         )
@@ -219,8 +205,6 @@ def find(path: Path) -> dict[Path, Config]:
 
     Raises MinigenError where there is none.
     """
-    if (path / _PLANNED).is_dir():
-        _put_in_place(path)
     planned = _read_plan(path)
     there = {config.parent.name for config in path.glob(f"[!.]*/{CONFIG}")}
     if not planned and not there:
@@ -258,10 +242,12 @@ def mend(folder: Path, config: Config) -> str:
             write_atomically(folder / CONFIG, config.to_toml().encode())
         saved = by_step(folder)
         for step in sorted(saved, reverse=True):
-            if not (fault := _fault_of_checkpoint(saved[step], step)):
+            try:
+                load(saved[step], moments=False)
                 break
-            faults.append(fault)
-            _set_aside(saved.pop(step))
+            except MinigenError as error:
+                faults.append(str(error))
+                _set_aside(saved.pop(step))
         if saved and (fault := _fault_of_metrics(folder / METRICS, max(saved))):
             faults.append(fault)
             for file in (folder / METRICS, *(saved[step] for step in saved if step)):
@@ -274,14 +260,6 @@ def mend(folder: Path, config: Config) -> str:
 
 def _set_aside(path: Path) -> None:
     path.replace(path.with_name(path.name + _ASIDE))
-
-
-def _fault_of_checkpoint(path: Path, step: int) -> str:
-    try:
-        saved = load(path, moments=False)
-    except MinigenError as error:
-        return str(error)
-    return "" if saved.step == step else f"{path} is of step {saved.step}, whatever its name says"
 
 
 def _fault_of_metrics(path: Path, step: int) -> str:
@@ -297,11 +275,9 @@ def _fault_of_metrics(path: Path, step: int) -> str:
 
 def _parsed(line: bytes) -> dict[str, Any]:
     """Return a line of a log; nothing of one that is none."""
-    try:
-        parsed = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return parsed if isinstance(parsed, dict) else {}
+    with suppress(ValueError):
+        return parse(line)
+    return {}
 
 
 def is_done(folder: Path, config: Config) -> bool:

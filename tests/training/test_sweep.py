@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from minigen import Config, MinigenError, cli
+from minigen.training import sweep as module
 from minigen.training.sweep import (
     create,
     find,
+    mend,
     parse_axes,
     parse_seeds,
     plan,
@@ -361,30 +363,34 @@ def test_the_helpers_of_a_sweep_that_is_killed_end_with_it(tmp_path):
     assert process.returncode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("renames", range(5))
-def test_a_sweep_killed_while_it_is_made_is_all_there_or_not_at_all(tmp_path, monkeypatch, renames):
+@pytest.mark.parametrize("writes", range(4))
+def test_a_sweep_killed_while_it_is_made_is_all_there_or_not_at_all(tmp_path, monkeypatch, writes):
     class Killed(BaseException):
         pass
 
-    left, rename = [None] * renames, Path.rename
+    left, write = [None] * writes, module.write_atomically
 
-    def counted(self, target):
+    def counted(path, data):
         if not left:
             raise Killed
         left.pop()
-        return rename(self, target)
+        write(path, data)
 
     runs, out = plan(BASE, {}, range(3)), tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", counted)
-        patch.setattr(shutil, "rmtree", lambda *_, **__: None)  # a kill cleans nothing up
+        patch.setattr(module, "write_atomically", counted)
+        patch.setattr(Path, "rmdir", lambda _: None)  # a kill cleans nothing up
         with pytest.raises(Killed):
             create(out, runs)
-    if renames == 0:
+    if writes == 0:
         with pytest.raises(MinigenError, match="no sweep to resume"):
             find(out)
         create(out, runs)
-    assert {folder.name for folder in find(out)} == set(runs)
+    found = find(out)
+    assert {folder.name for folder in found} == set(runs)
+    for folder, config in found.items():
+        mend(folder, config)
+    assert find(out) == found
     assert {entry.name for entry in out.iterdir()} == {*runs, ".sweep.json"}
 
 
