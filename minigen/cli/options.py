@@ -188,12 +188,12 @@ class PolicyCommand(click.Command):
 
 
 def _policy_options() -> Iterator[click.Parameter]:
-    from minigen.decoding.policy import DEFAULTS, OPTIONS, Biases, Number, Tokens
+    from minigen.decoding.policy import DEFAULTS, OPTIONS, Biases, Ids, Number
 
     for name, option in OPTIONS.items():
         flag, default = f"--{name.replace('_', '-')}", DEFAULTS[name]
         repeated = f"{option.help} May be repeated."
-        if isinstance(option.kind, Tokens):
+        if isinstance(option.kind, Ids):
             flags = [flag.removesuffix("s"), name]
             yield click.Option(flags, multiple=True, type=int, metavar="ID", help=repeated)
         elif isinstance(option.kind, Biases):

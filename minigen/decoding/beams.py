@@ -20,7 +20,7 @@ from minigen.decoding.policy import OPTIONS, DeadEndError, Policy
 from minigen.errors import OptionError
 from minigen.exact.arithmetic import Floats, Integers, exp, log
 from minigen.model import head
-from minigen.text.tokenizer import END_OF_TEXT, ByteTokenizer
+from minigen.text.tokenizer import END_OF_TEXT, ByteTokenizer, Text, Texts
 
 SMALLEST = 2.0**-1022  # of the normal numbers
 
@@ -133,13 +133,13 @@ def search(
 def beam_search(
     model: LanguageModel,
     tokenizer: ByteTokenizer,
-    prompt: str | bytes,
+    prompt: Text,
     policy: Policy | None = None,
     *,
     num_beams: int,
     length_penalty: float = 1.0,
     max_new_tokens: int = 200,
-    stop: str | bytes | Sequence[str | bytes] = (),
+    stop: Text | Texts = (),
     log_probabilities: bool = False,
 ) -> list[Continuation]:
     """Return up to B continuations of a prompt, best first, each with its score.

@@ -15,7 +15,7 @@ from minigen.decoding.policy import Policy
 from minigen.decoding.scoring import entropy
 from minigen.exact.arithmetic import exact_sum, log
 from minigen.model import head
-from minigen.text.tokenizer import ByteTokenizer
+from minigen.text.tokenizer import ByteTokenizer, Text
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Decision:
 def decide(
     model: LanguageModel,
     tokenizer: ByteTokenizer,
-    prompt: str | bytes,
+    prompt: Text,
     policy: Policy | None = None,
     *,
     top: int = 10,

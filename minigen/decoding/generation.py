@@ -15,7 +15,7 @@ from minigen.errors import MinigenError, OptionError
 from minigen.exact.arithmetic import Floats, Integers
 from minigen.exact.streams import Stream, Words
 from minigen.model import head
-from minigen.text.tokenizer import END_OF_TEXT, ByteTokenizer, TextStream, characters
+from minigen.text.tokenizer import END_OF_TEXT, ByteTokenizer, Text, Texts, TextStream, characters
 
 FinishReason = Literal["length", "stop", "end_of_text", "dead_end"]
 
@@ -45,7 +45,7 @@ class Continuation:
     ``score`` that of beams, ``explanation`` that of a dead end: which rules left no token.
     """
 
-    prompt: str | bytes
+    prompt: Text
     text: str
     token_ids: list[int]
     finish_reason: FinishReason
@@ -73,8 +73,8 @@ class StopStrings:
     ``reach``: how many bytes of the text so far one may have begun in.
     """
 
-    def __init__(self, stop: str | bytes | Sequence[str | bytes] = ()):
-        strings = [stop] if isinstance(stop, str | bytes) else stop
+    def __init__(self, stop: Text | Texts = ()):
+        strings = [stop] if isinstance(stop, Text) else stop
         self.strings = [characters(string).encode("latin-1") for string in strings]
         if b"" in self.strings:
             raise OptionError("a stop string must not be empty (got ''); leave it out")
@@ -116,7 +116,7 @@ class TextWriter:
     that stays incomplete comes out as U+FFFD at the end. One that began in the prompt is whole.
     """
 
-    def __init__(self, stops: StopStrings, prompt: str | bytes):
+    def __init__(self, stops: StopStrings, prompt: Text):
         self._stops = stops
         self._tail, self._held = b"", b""
         self.decoder = TextStream()
@@ -145,7 +145,7 @@ class Row:
     def __init__(
         self,
         index: int,
-        prompt: str | bytes,
+        prompt: Text,
         prompt_ids: list[int],
         stops: StopStrings,
         min_new_tokens: int,
@@ -264,9 +264,9 @@ def check_count(name: str, count: int) -> None:
         raise OptionError(f"{name} must be a whole number, at least 1 (got {count!r})")
 
 
-def check_prompts(prompts: Iterable[str | bytes]) -> None:
+def check_prompts(prompts: Iterable[Text]) -> None:
     """Refuse one text where several are expected: it would be taken letter by letter."""
-    if isinstance(prompts, str | bytes):
+    if isinstance(prompts, Text):
         raise OptionError(f"prompts must be a list of texts (got {prompts!r}); write [{prompts!r}]")
 
 
@@ -283,12 +283,12 @@ def check_streams(prompts: Iterable[Any], streams: Iterable[Any] | None, takes: 
 def generate(
     model: LanguageModel,
     tokenizer: ByteTokenizer,
-    prompts: Iterable[str | bytes],
+    prompts: Iterable[Text],
     policy: Policy,
     streams: Iterable[Stream] | None = None,
     *,
     max_new_tokens: int = 200,
-    stop: str | bytes | Sequence[str | bytes] = (),
+    stop: Text | Texts = (),
     log_probabilities: bool = False,
 ) -> Iterator[Piece]:
     """Continue every prompt, a batch at a time; yield each token as it is chosen, row by row.

@@ -20,17 +20,14 @@ from minigen.errors import OptionError
 from minigen.exact.streams import Stream
 from minigen.model.model import Model
 from minigen.text.corpus import Tokens
-from minigen.text.tokenizer import ByteTokenizer
-
-Text = str | bytes
-Texts = Sequence[str] | Sequence[bytes]
+from minigen.text.tokenizer import ByteTokenizer, Text, Texts
 
 
 class _Settings(PolicyOptions, total=False):
     """Every keyword of ``Generator.generate`` but one, for its overloads."""
 
     seed: int | None
-    stop: Text | Sequence[Text]
+    stop: Text | Texts
     max_new_tokens: int
     policy: Policy | None
     draft: "Generator | None"
@@ -97,7 +94,7 @@ class Generator:
         *,
         num_samples: int | None = None,
         seed: int | None = None,
-        stop: Text | Sequence[Text] = (),
+        stop: Text | Texts = (),
         max_new_tokens: int = 200,
         policy: Policy | None = None,
         draft: "Generator | None" = None,
@@ -133,7 +130,7 @@ class Generator:
         prompt: Text = "",
         *,
         seed: int | None = None,
-        stop: Text | Sequence[Text] = (),
+        stop: Text | Texts = (),
         max_new_tokens: int = 200,
         policy: Policy | None = None,
         draft: "Generator | None" = None,
@@ -162,7 +159,7 @@ class Generator:
         *,
         num_samples: int = 1,
         seed: int | None = None,
-        stop: Text | Sequence[Text] = (),
+        stop: Text | Texts = (),
         max_new_tokens: int = 200,
         policy: Policy | None = None,
         draft: "Generator | None" = None,
@@ -222,7 +219,7 @@ class Generator:
         *,
         num_beams: int = 4,
         length_penalty: float = 1.0,
-        stop: Text | Sequence[Text] = (),
+        stop: Text | Texts = (),
         max_new_tokens: int = 200,
         policy: Policy | None = None,
         log_probabilities: bool = False,

@@ -77,7 +77,7 @@ class History:
             for token in text:
                 ngrams.append(int(token))
 
-    def of(self, row: int) -> "History":
+    def alone(self, row: int) -> "History":
         """Return the history of one text alone."""
         alone = copy(self)
         alone.counts, alone.ngrams = self.counts[row : row + 1], self.ngrams[row : row + 1]

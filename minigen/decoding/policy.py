@@ -21,6 +21,7 @@ from minigen.errors import MinigenError, OptionError, nearest
 from minigen.exact.arithmetic import Floats, Integers, exact_sum
 from minigen.exact.streams import Words
 from minigen.model import head
+from minigen.text.tokenizer import require_tokens
 
 Booleans = NDArray[np.bool_]
 
@@ -84,7 +85,7 @@ _TOKEN = Whole("ids are those of `minigen next`")
 _BIAS = Number(-inf, inf, "finite", "to forbid a token, suppress it")
 
 
-class Tokens(NamedTuple):
+class Ids(NamedTuple):
     """Token ids, each of them ``item`` in an error."""
 
     item: str
@@ -133,7 +134,7 @@ class Option:
     it asks how often each one occurred.
     """
 
-    kind: Number | Whole | Tokens | Biases
+    kind: Number | Whole | Ids | Biases
     help: str
     example: Any
     comment: str
@@ -247,7 +248,7 @@ class Policy:
     )
     suppress_tokens: Sequence[int] = _option(
         (),
-        Tokens("a suppressed token's id"),
+        Ids("a suppressed token's id"),
         help="Never choose token ID.",
         example=[0],
         comment="Ids that are never chosen.",
@@ -410,7 +411,7 @@ class Policy:
 
     def dead_end(self, logits: Floats, history: History, row: int) -> DeadEndError:
         """Say which rules left row ``row`` of the logits (R, V) no token."""
-        logits, history = logits[row : row + 1], history.of(row)
+        logits, history = logits[row : row + 1], history.alone(row)
         needed = self._rules
         for step in self._rules:
             fewer = [other for other in needed if other is not step]
@@ -498,10 +499,7 @@ class Policy:
         return int(self.pick(z, np.array([word], dtype=np.uint64))[0])
 
     def _history(self, rows: Floats, history: Sequence[int], prompt_length: int) -> History:
-        for token in history:
-            if not 0 <= token < rows.shape[-1]:
-                last = rows.shape[-1] - 1
-                raise OptionError(f"history takes ids from 0 to {last} (got {token})")
+        require_tokens(np.asarray(history), rows.shape[-1])
         new_tokens = max(0, len(history) - prompt_length)
         return self.history([history] * len(rows), rows.shape[-1], new_tokens)
 

@@ -20,7 +20,7 @@ from minigen.errors import MinigenError, OptionError
 from minigen.exact.arithmetic import Floats, Integers, exact_sum, exp, integer_exp, log
 from minigen.model import head
 from minigen.text.corpus import Tokens
-from minigen.text.tokenizer import ByteTokenizer
+from minigen.text.tokenizer import ByteTokenizer, Text
 
 BINS = 15  # of the reliability table, as in Guo et al. 2017
 
@@ -66,7 +66,7 @@ def summarize(token_ids: list[int], log_probabilities: Floats, byte_count: int) 
     )
 
 
-def score(model: LanguageModel, tokenizer: ByteTokenizer, text: str | bytes) -> Score:
+def score(model: LanguageModel, tokenizer: ByteTokenizer, text: Text) -> Score:
     """Score a text: each token given those before it, the first ones after a padded context.
 
     Only the text's own tokens count, no ``<|endoftext|>``. An empty text raises OptionError.

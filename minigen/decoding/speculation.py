@@ -5,7 +5,7 @@ Leviathan, Kalman and Matias 2023, "Fast inference from transformers via specula
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from itertools import accumulate, repeat
@@ -26,7 +26,7 @@ from minigen.decoding.policy import DeadEndError, Policy, draw
 from minigen.errors import MinigenError
 from minigen.exact.arithmetic import Floats, exact_sum
 from minigen.exact.streams import Stream
-from minigen.text.tokenizer import END_OF_TEXT, ByteTokenizer
+from minigen.text.tokenizer import END_OF_TEXT, ByteTokenizer, Text, Texts
 
 
 class Chooser(Protocol):
@@ -131,13 +131,13 @@ def speculate(
     tokenizer: ByteTokenizer,
     draft: LanguageModel,
     draft_tokenizer: ByteTokenizer,
-    prompts: Iterable[str | bytes],
+    prompts: Iterable[Text],
     policy: Policy,
     streams: Iterable[tuple[Stream, Stream]] | None = None,
     *,
     num_draft_tokens: int = 4,
     max_new_tokens: int = 200,
-    stop: str | bytes | Sequence[str | bytes] = (),
+    stop: Text | Texts = (),
     log_probabilities: bool = False,
 ) -> Iterator[Piece]:
     """Continue prompts one after the other; yield each token once it is certain.

@@ -13,7 +13,6 @@ from typing import Any, Self
 
 import numpy as np
 
-from minigen.errors import OptionError
 from minigen.exact import selfcheck
 from minigen.exact.arithmetic import (
     Floats,
@@ -29,6 +28,7 @@ from minigen.exact.streams import Stream
 from minigen.model.gradient import Batch, Grids, Statistics
 from minigen.model.head import gradient_bits
 from minigen.model.parallel import scratch
+from minigen.text.tokenizer import require_tokens
 
 _ROOM = 1 << 23  # numbers of the table that are kept, or twice the weights if these are more
 
@@ -170,7 +170,7 @@ class Model:
         The same bits as ``head.project(self.hidden(contexts), W, b)``, alone or in any batch.
         Raises OptionError for what is no token.
         """
-        self._check_tokens(contexts)
+        require_tokens(contexts, self.vocab_size)
         E, E_unit, W, W_unit = self.grids()
         rows, first_rows, _ = self._kept
         if first_rows[contexts].min(initial=0) < 0:
@@ -185,13 +185,6 @@ class Model:
                 sums += exact_matmul(E[contexts[:, k]], W[k])
         z: Floats = sums * (E_unit * W_unit) + self.parameters["b"]  # (N, V)
         return z
-
-    def _check_tokens(self, tokens: Integers) -> None:
-        lowest, highest = tokens.min(initial=0), tokens.max(initial=0)
-        if lowest < 0 or highest >= self.vocab_size:
-            raise OptionError(
-                f"tokens must lie in 0 … {self.vocab_size - 1} (got {lowest} … {highest})"
-            )
 
     def _with_rows_of(self, contexts: Integers) -> tuple[Floats, Integers, int]:
         """Return what is kept and the rows of all these tokens; of other tokens if there is room.
@@ -227,8 +220,8 @@ class Model:
         The sums are written to ``out`` (P,), if it is given.
         """
         contexts, targets = (np.ascontiguousarray(x, np.int64) for x in (contexts, targets))
-        self._check_tokens(contexts)
-        self._check_tokens(targets)
+        require_tokens(contexts, self.vocab_size)
+        require_tokens(targets, self.vocab_size)
         bits, weight_bits = gradient_bits(step_size, self.context_length)
         size = self.flat.size - self.vocab_size
         forward = self.rounded(self.bits, scratch("forward", size))

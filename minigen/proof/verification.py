@@ -101,11 +101,6 @@ class Verification:
         self.saved = checkpoint.load(self.path)
         checkpoint.require_trainable(self.path, self.saved.format)
         config = Config.from_dict(self.saved.config, source=str(self.path))
-        if self.saved.step > config.training.steps:
-            raise MinigenError(
-                f"{self.path} cannot be right: it is at step {self.saved.step} of "
-                f"training.steps = {config.training.steps}"
-            )
         _check_config_beside(self.path, config)
         doubt(self.path, self.saved)
         text = tuple(map(str, texts)) or located(config, self.path).corpus.text

@@ -17,9 +17,7 @@ from minigen.text.tokenizer import END_OF_TEXT, ByteTokenizer
 from minigen.training import checkpoint
 from minigen.training.checkpoint import Checkpoint
 from minigen.training.config import CONFIG, Config, located
-from minigen.training.logs import METRICS, SAMPLES, fault, read_lines
-
-Line = dict[str, Any]
+from minigen.training.logs import METRICS, SAMPLES, Line, fault, read_lines
 
 _BLOCK = 1 << 20
 

@@ -20,7 +20,6 @@ from minigen.errors import MinigenError
 from minigen.exact.arithmetic import log
 from minigen.report.facts import (
     Facts,
-    Line,
     baselines,
     gather,
     occurring,
@@ -33,6 +32,7 @@ from minigen.text.corpus import Tokens
 from minigen.text.tokenizer import BYTE_VOCABULARY, END_OF_TEXT
 from minigen.training import checkpoint
 from minigen.training.config import Config, differences
+from minigen.training.logs import Line
 
 MOST_WEIGHT_BYTES = 8_000_000
 """Above this the weights do not travel in the page, and so the twin is left out."""

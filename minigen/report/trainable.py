@@ -102,9 +102,7 @@ def _sampling(facts: Facts) -> dict[str, Any]:
     return {
         "every": table.every or max(1, facts.saved.step // _DEFAULT_SAMPLES),
         "prompt": table.prompt,
-        "policy": policy
-        if is_own
-        else {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
+        "policy": policy if is_own else _PLAIN,
         "is_own": is_own and table.every > 0,
         "max_new_tokens": table.max_new_tokens,
         "merges": facts.tokenizer.state()["merges"],

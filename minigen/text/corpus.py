@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from minigen.errors import MinigenError, OptionError
 from minigen.exact.arithmetic import exact_sum
 from minigen.text import token_cache
-from minigen.text.documents import BLOCK, LARGE, Source, Text, find, in_memory
+from minigen.text.documents import BLOCK, LARGE, Reader, Source, find, in_memory
 from minigen.text.documents import Documents as Documents
 from minigen.text.documents import Progress as Progress
 from minigen.text.token_cache import TokenFile
@@ -30,6 +30,8 @@ from minigen.text.tokenizer import (
     END_OF_TEXT,
     END_OF_TEXT_CHARACTER,
     ByteTokenizer,
+    Text,
+    Texts,
 )
 
 FABLES = Path(__file__).parents[1] / "corpora" / "fables.txt"
@@ -179,41 +181,39 @@ def load(
         raise OptionError(
             f"validation_fraction must be from 0 to below 1 (got {validation_fraction})"
         )
-    if isinstance(text, str | bytes) and text != "fables":
+    if isinstance(text, Text) and text != "fables":
         raise OptionError(f'text must be "fables" or a list of paths (got {text!r})')
     name = "fables" if text == "fables" else "external"
     sources: list[Source] = []
     for path in [FABLES] if text == "fables" else text:
         sources += [path] if isinstance(path, Source) else find(path)
-    read = Text(sources, documents, progress)
-    if cache is None and read.size > LARGE:
+    reader = Reader(sources, documents, progress)
+    if cache is None and reader.size > LARGE:
         cache = token_cache.default_folder()
     # The text is divided, and merges are learned and applied, where its bytes are its tokens.
-    recipe: list[Any] = [read.sha256, documents]
-    byte_tokens = ByteTokenizer().encode_stream(read.characters())
+    recipe: list[Any] = [reader.sha256, documents]
+    byte_tokens = ByteTokenizer().encode_stream(reader.characters())
     whole = _keep(byte_tokens, ByteTokenizer(), cache, recipe)
     if not len(whole):
         raise MinigenError(
-            f"the text must hold a document (got {read.size} bytes, all of them line ends or "
+            f"the text must hold a document (got {reader.size} bytes, all of them line ends or "
             "blank lines)"
         )
     recipe.append(float(validation_fraction))
     parts = _divide(whole, validation_fraction, cache, recipe)
     if tokenizer is None:
-        tokenizer = _learn(parts[0], vocab_size, cache, [*recipe, vocab_size], read.report)
+        tokenizer = _learn(parts[0], vocab_size, cache, [*recipe, vocab_size], reader.report)
     if tokenizer.merges:
         for i, phase in enumerate(("encoding", "encoding validation")):
-            tokens = tokenizer.encode_stream(_characters(parts[i], partial(read.report, phase)))
+            tokens = tokenizer.encode_stream(_characters(parts[i], partial(reader.report, phase)))
             parts[i] = _keep(tokens, tokenizer, cache, [*recipe, tokenizer.state(), phase])
     training, validation = parts
-    return Corpus(training, validation, tokenizer, read.sha256, name)
+    return Corpus(training, validation, tokenizer, reader.sha256, name)
 
 
-def from_memory(
-    text: str | bytes | Sequence[str | bytes], *, documents: Documents = "file", **options: Any
-) -> Corpus:
+def from_memory(text: Text | Texts, *, documents: Documents = "file", **options: Any) -> Corpus:
     """Do as ``load`` does, with its options; a list holds documents, not to be cut further."""
-    if isinstance(text, str | bytes):
+    if isinstance(text, Text):
         return load([in_memory(text)], documents=documents, **options)
     return load([in_memory(document) for document in text], documents="file", **options)
 

@@ -26,7 +26,7 @@ import numpy as np
 
 from minigen.errors import MinigenError, OptionError
 from minigen.text import token_cache
-from minigen.text.tokenizer import END_OF_TEXT_CHARACTER, characters
+from minigen.text.tokenizer import END_OF_TEXT_CHARACTER, Text, characters
 
 Documents = Literal["file", "paragraph", "line"]
 Progress = Callable[[str, int, int], None]
@@ -132,7 +132,7 @@ def _on_disk(path: Path) -> Source:
         return Source(str(path), os.fstat(file.fileno()).st_size, open_)
 
 
-def in_memory(text: str | bytes) -> Source:
+def in_memory(text: Text) -> Source:
     """Return a text as a file; a ``str`` is taken as UTF-8."""
     data = characters(text).encode("latin-1")
     return Source("the text", len(data), lambda: BytesIO(data), is_file=False)
@@ -253,7 +253,7 @@ def _without_mark(blocks: Iterator[bytes]) -> Iterator[bytes]:
     yield from blocks
 
 
-class Text:
+class Reader:
     """Files as one string of characters, cut into documents as ``documents`` says.
 
     A byte-order mark of UTF-8 at the start of a file is no part of the text. All other bytes are,

@@ -21,6 +21,9 @@ from minigen.errors import MinigenError, OptionError
 if TYPE_CHECKING:  # generation with the plain byte vocabulary never imports it
     from tokenizers import Tokenizer
 
+Text = str | bytes
+Texts = Sequence[Text]
+
 END_OF_TEXT = 256
 END_OF_TEXT_CHARACTER = chr(END_OF_TEXT)
 BYTE_VOCABULARY = 257
@@ -92,7 +95,7 @@ class ByteTokenizer:
         self.dtype = np.dtype("<u2" if self.vocab_size <= 1 << 16 else "<u4")
         self._tokens_of_word: dict[str, bytes] = {}
 
-    def encode(self, text: str | bytes) -> Encoding:
+    def encode(self, text: Text) -> Encoding:
         """Return the ids of a text; a ``str`` is taken as UTF-8."""
         return Encoding(np.concatenate(list(self.encode_stream([characters(text)]))))
 
@@ -157,12 +160,7 @@ class ByteTokenizer:
             return b""
         if array.dtype.kind not in "iu":
             raise OptionError(f"token ids must be integers (got {array.dtype})")
-        lowest, highest = int(array.min()), int(array.max())
-        if lowest < 0 or highest >= self.vocab_size:
-            raise OptionError(
-                f"token ids must be from 0 to {self.vocab_size - 1} "
-                f"(got {lowest if lowest < 0 else highest})"
-            )
+        require_tokens(array, self.vocab_size)
         return b"".join(map(self._bytes.__getitem__, array.tolist()))
 
     def token_bytes(self, token: int) -> bytes:
@@ -249,12 +247,12 @@ class TextStream:
         return self._decoder.decode(b"", final=True)
 
 
-def characters(text: str | bytes) -> str:
+def characters(text: Text) -> str:
     """Return a text's bytes as characters; a ``str`` is taken as UTF-8.
 
     Command lines carry bytes that are not UTF-8 as lone surrogates: those become bytes again.
     """
-    if not isinstance(text, str | bytes):
+    if not isinstance(text, Text):
         raise OptionError(f"a text must be a str or bytes (got {text!r})")
     if isinstance(text, str):
         try:
@@ -264,6 +262,14 @@ def characters(text: str | bytes) -> str:
                 f"a text must be Unicode (got the lone surrogate {text[error.start]!r})"
             ) from None
     return text.decode("latin-1")
+
+
+def require_tokens(ids: NDArray[Any], vocab_size: int) -> None:
+    """Raise OptionError where one of the ids is no token of a vocabulary."""
+    lowest, highest = ids.min(initial=0), ids.max(initial=0)
+    if lowest < 0 or highest >= vocab_size:
+        got = lowest if lowest < 0 else highest
+        raise OptionError(f"token ids must be from 0 to {vocab_size - 1} (got {got})")
 
 
 def _words(texts: Iterable[str]) -> Iterator[list[str]]:

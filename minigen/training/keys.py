@@ -51,11 +51,11 @@ Pair = Annotated[
     Field(strict=False),
     Rule("two numbers from 0 to below 1, as [0.9, 0.99]"),
 ]
-Text = Annotated[str, AfterValidator(_unicode), Rule("a string of Unicode")]
+String = Annotated[str, AfterValidator(_unicode), Rule("a string of Unicode")]
 Paths = Annotated[
-    tuple[Annotated[Text, Field(min_length=1)], ...], Field(strict=False, min_length=1)
+    tuple[Annotated[String, Field(min_length=1)], ...], Field(strict=False, min_length=1)
 ]
-Source = Annotated[
+CorpusText = Annotated[
     Literal["fables", "external"] | Paths,
     Rule('"fables" or a list of Unicode paths, as ["book.txt"]'),
 ]
@@ -91,7 +91,7 @@ class RunTable(_Table):
 class CorpusTable(_Table):
     """``[corpus]``: the text, what a document of it is, and how much is held out."""
 
-    text: Source = key(
+    text: CorpusText = key(
         "fables",
         'The text: "fables" is inside the package; paths of files and folders start from this '
         'file\'s folder, and "-" is standard input.',
@@ -202,7 +202,7 @@ class _SamplingTable(_Table):
     every: Count = key(
         250, "Steps between samples of text; 0 is never.", before=0, decides_weights=False
     )
-    prompt: Text = key("Once", "What each sample continues.", before="", decides_weights=False)
+    prompt: String = key("Once", "What each sample continues.", before="", decides_weights=False)
     max_new_tokens: Size = key(
         100, "How long it may become, in tokens.", before=100, decides_weights=False
     )

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from minigen.decoding.generator import Generator, Text, Texts
+from minigen.decoding.generator import Generator
 from minigen.text.corpus import Tokens
+from minigen.text.tokenizer import Text, Texts
 from minigen.training.checkpoint import load_model, locate
 
 

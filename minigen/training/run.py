@@ -26,12 +26,10 @@ from minigen.model.optimizer import Optimizer
 from minigen.model.parallel import recycled, scratch
 from minigen.text import corpus
 from minigen.text.corpus import Corpus, Tokens
-from minigen.text.tokenizer import ByteTokenizer
+from minigen.text.tokenizer import ByteTokenizer, Text, Texts
 from minigen.training import checkpoint
 from minigen.training.config import Config, located, require_same
 from minigen.training.workers import join
-
-Text = str | bytes | Sequence[str | bytes]
 
 
 @dataclass(frozen=True)
@@ -110,14 +108,14 @@ class Run:
         self,
         config: Config,
         *,
-        text: Text | None = None,
+        text: Text | Texts | None = None,
         progress: corpus.Progress | None = None,
         workers: Any = None,
     ):
         expect("config", config, Config, cure='Config.load("fables") reads one')
         if text is not None:
             config = config.override({"corpus.text": "external"})
-        if text is not None and not isinstance(text, str | bytes):  # each is one document, whole
+        if text is not None and not isinstance(text, Text):  # each is one document, whole
             config = config.override({"corpus.documents": "file"})
         self.config = config
         self._format, self._source = checkpoint.FORMAT, Path()
@@ -130,13 +128,13 @@ class Run:
         self._build(self.corpus.tokenizer)
         self.model.initialize(self.streams["init"])
 
-    def _read(self, text: Text | None, tokenizer: ByteTokenizer | None = None) -> Corpus:
+    def _read(self, text: Text | Texts | None, tokenizer: ByteTokenizer | None = None) -> Corpus:
         table = self.config.corpus
         if text is None and table.text == "external":
             raise MinigenError(
                 "this run was trained on a text that is not in it: give that text to train on"
             )
-        is_list = text is not None and not isinstance(text, str | bytes)
+        is_list = text is not None and not isinstance(text, Text)
         if is_list and table.documents != "file":
             raise MinigenError(
                 f"the text of this run was cut into documents by corpus.documents = "
@@ -359,7 +357,7 @@ class Run:
             self.corpus = self.workers.each(lambda: self._read_again(None))
         return self.corpus
 
-    def _read_again(self, text: Text | None) -> Corpus:
+    def _read_again(self, text: Text | Texts | None) -> Corpus:
         read = self._read(text, self.tokenizer)
         if not checkpoint.is_text(read.sha256, self.corpus_sha256, self._corpus_files):
             raise MinigenError(
@@ -369,7 +367,7 @@ class Run:
         self.corpus_sha256, self._corpus_files = read.sha256, read.files
         return read
 
-    def read(self, text: Text | None = None, paths: Sequence[str | Path] = ()) -> Tokens:
+    def read(self, text: Text | Texts | None = None, paths: Sequence[str | Path] = ()) -> Tokens:
         """Return the tokens of a text, or of files and folders, or of the validation part.
 
         A text is cut into documents as the run's own is; a list holds documents. Raises
@@ -407,7 +405,7 @@ class Run:
 
     def generate(
         self,
-        prompt: str | bytes = "",
+        prompt: Text = "",
         *,
         max_new_tokens: int = 200,
         **options: Unpack[PolicyOptions],
@@ -469,9 +467,6 @@ class Run:
 
     def _check(self, path: Path, saved: checkpoint.Checkpoint) -> None:
         """Refuse a checkpoint from which training with this config cannot go on."""
-        total = self.config.training.steps
-        if saved.step > total:
-            raise MinigenError(f"{path} cannot be right: it is at step {saved.step} of {total}")
         try:
             self._check_batches(saved.step, saved.streams["optimizer"])
         except MinigenError as error:
@@ -488,7 +483,7 @@ class Run:
         cls,
         path: str | Path,
         *,
-        text: Text | None = None,
+        text: Text | Texts | None = None,
         config: Config | None = None,
         progress: corpus.Progress | None = None,
         workers: Any = None,

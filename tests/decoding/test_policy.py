@@ -272,7 +272,7 @@ def test_an_id_beyond_the_vocabulary_is_an_error(options):
 
 @pytest.mark.parametrize("token", [-1, 5])
 def test_a_history_beyond_the_vocabulary_is_an_error(token):
-    with pytest.raises(OptionError, match=rf"history takes ids from 0 to 4 \(got {token}\)"):
+    with pytest.raises(OptionError, match=rf"token ids must be from 0 to 4 \(got {token}\)"):
         Policy().probabilities(np.zeros(5), [0, token])
 
 

@@ -397,7 +397,7 @@ def test_parameters_outside_the_grids_range_stop_before_any_kernel_runs(name, cu
 @pytest.mark.parametrize("culprit", [-1, 257])
 def test_tokens_outside_the_vocabulary_are_refused(culprit):
     inside, outside = np.array([[1, 2, 3]]), np.array([[1, culprit, 3]])
-    match = r"^tokens must lie in 0 … 256 \(got "
+    match = r"^token ids must be from 0 to 256 \(got "
     with pytest.raises(OptionError, match=match):
         new_model().statistics(outside, np.array([4]), 1)
     with pytest.raises(OptionError, match=match):
@@ -454,5 +454,5 @@ def test_memory_is_used_again_only_when_no_array_and_no_view_of_it_is_held():
 @pytest.mark.parametrize("token", [-1, 5, 2**40])
 def test_what_is_no_token_has_no_logits(token):
     """Field report 47: never those of a token counted from the end."""
-    with pytest.raises(OptionError, match=r"tokens must lie in 0 … 4 \(got"):
+    with pytest.raises(OptionError, match=r"token ids must be from 0 to 4 \(got"):
         Model(5, 2, 3).logits(np.array([[0, token]]))
