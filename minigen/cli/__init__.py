@@ -12,15 +12,13 @@ import pkgutil
 import signal
 import sys
 import traceback
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
 import click
 
-from minigen.cli.outlets import NobodyListens, Outlet, outlets, visible
+from minigen.cli.outlets import NobodyListens, Outlet, outlets
+from minigen.cli.progress import line, notes_of_libraries
 from minigen.errors import MinigenError, OptionError
 from minigen.signals import STOP_SIGNALS, heard_by, let_pass
 
@@ -93,27 +91,8 @@ class _Interruption:
             raise KeyboardInterrupt
 
 
-@contextmanager
-def _notes_of_warnings() -> Iterator[None]:
-    """Show what a library warns of in one line, as notes are shown."""
-
-    def show(message: Warning | str, *_: Any, **__: Any) -> None:
-        from minigen.cli.options import note
-
-        note(f"Warning: {_line(message)}")
-
-    with warnings.catch_warnings():
-        warnings.showwarning = show
-        yield
-
-
-def _line(message: object) -> str:
-    line = " ".join(str(message).splitlines())
-    return visible(line) if sys.stderr.isatty() else line
-
-
 def _fail(message: object, status: int) -> int:
-    print(f"Error: {_line(message)}", file=sys.stderr)
+    print(f"Error: {line(message)}", file=sys.stderr)
     return status
 
 
@@ -154,7 +133,7 @@ def run(arguments: list[str] | None = None) -> int:
     interruption = _Interruption()
     with outlets() as out, heard_by(interruption):
         try:
-            with _notes_of_warnings():
+            with notes_of_libraries():
                 status = cli.main(arguments, prog_name="minigen", standalone_mode=False)
             status = status if isinstance(status, int) else 0
         except BaseException as error:  # some libraries raise what is not even an Exception

@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from minigen.cli import cli
-from minigen.cli.options import PATH, overrides, progress_option, set_option
+from minigen.cli.options import PATH, overrides, set_option
+from minigen.cli.progress import progress_option
 from minigen.cli.training import (
     deferred_interrupts,
     follow,

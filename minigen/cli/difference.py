@@ -6,7 +6,8 @@ from typing import Any
 import click
 
 from minigen.cli import cli
-from minigen.cli.options import PATH, json_option, note, print_json
+from minigen.cli.options import PATH, json_option, print_json
+from minigen.cli.progress import clock, note
 
 
 @cli.command()
@@ -27,7 +28,8 @@ def diff(a: str, b: str, as_json: bool) -> int:
     """
     from minigen.proof.difference import compare
 
-    found = compare(a, b)
+    with clock("comparing"):
+        found = compare(a, b)
     if as_json:
         facts: dict[str, Any] = {
             "same": found.same,

@@ -15,12 +15,12 @@ from minigen.cli.options import (
     count_option,
     json_option,
     model_argument,
-    note,
     print_json,
     prompt_argument,
     read_file,
     read_text,
 )
+from minigen.cli.progress import note
 
 if TYPE_CHECKING:
     from minigen.decoding.generation import Continuation, Piece

@@ -1,4 +1,4 @@
-"""What several commands share: arguments, options, and how progress and JSON are shown."""
+"""What several commands share: arguments, options, and how JSON is shown."""
 
 import json
 import os
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from minigen.cli.outlets import visible
 from minigen.errors import MinigenError
 from minigen.paths import expand
 
@@ -84,11 +83,6 @@ set_option = click.option(
     metavar="KEY=VALUE",
     help="Override a config key, as training.steps=500; the value is TOML. May be repeated.",
 )
-progress_option = click.option(
-    "--progress/--no-progress",
-    default=None,
-    help="Show progress bars; by default only on a terminal.",
-)
 
 
 def count_option(name: str, default: int, text: str) -> Decorator:
@@ -110,19 +104,6 @@ def _finite(value: Any) -> Any:
 def print_json(value: object) -> None:
     """Print one JSON value on a line; infinities, which JSON does not know, are null."""
     click.echo(json.dumps(_finite(value), ensure_ascii=False, allow_nan=False))
-
-
-def note(message: str) -> None:
-    """Say something on stderr, above a progress bar if one is there."""
-    from tqdm import tqdm
-
-    text = visible(message) if sys.stderr.isatty() else message
-    tqdm.write(f"{text}\n", file=sys.stderr, end="")  # in one piece, whoever else writes there
-
-
-def shows_progress(progress: bool | None) -> bool:
-    """Return whether to draw bars: as the user said, else on a terminal only."""
-    return sys.stderr.isatty() if progress is None else progress
 
 
 def shown(data: bytes) -> str:

@@ -17,16 +17,14 @@ from minigen.cli.options import (
     config_argument,
     json_option,
     model_argument,
-    note,
     overrides,
     print_json,
-    progress_option,
     read_file,
     set_option,
-    shows_progress,
     text_option,
 )
-from minigen.cli.training import one_voice, reading_progress
+from minigen.cli.progress import bar, note, progress_option, reading_progress
+from minigen.cli.training import one_voice
 from minigen.errors import MinigenError
 
 if TYPE_CHECKING:
@@ -74,8 +72,9 @@ def prove(
     loaded = Config.load(config or "fables", changes)
     with reading_progress(progress) as reading:
         experiments = prove_all(loaded, progress=reading)
-        for number, experiment in enumerate(EXPERIMENTS, start=1):
-            note(f"{number} of {len(EXPERIMENTS)}: {experiment.__name__.replace('_', ' ')}")
+    for number, experiment in enumerate(EXPERIMENTS, start=1):
+        what = f"{number} of {len(EXPERIMENTS)}: {experiment.__name__.replace('_', ' ')}"
+        with bar(progress, what, bar_format=f"{what} [{{elapsed}}]"):
             claims.append(next(experiments))
     holds = proven(claims)
     row: dict[str, str] = {}
@@ -182,7 +181,7 @@ def verify(
 
         workers.from_first(read)
         try:
-            outcomes = _check_all(verifications, workers, shows_progress(progress))
+            outcomes = _check_all(verifications, workers, progress)
             workers.from_first(lambda: _judge(verifications[0], outcomes, as_json))
         finally:
             for verification in verifications:
@@ -259,24 +258,20 @@ def _show(verification: "Verification", checked: "list[tuple[Segment, Outcome]]"
 
 
 def _check_all(
-    verifications: "list[Verification]", workers: "Workers", shows: bool
+    verifications: "list[Verification]", workers: "Workers", progress: bool | None
 ) -> "list[Outcome]":
     """Check the segments, side by side where that is worth it; the longest come first.
 
     This process takes part. Whoever is done takes the next segment, since a helper has to start.
     """
-    from tqdm import tqdm
-
     from minigen.proof.verification import check
 
     segments = [segment for one in verifications for segment in one.segments]
     total = reduce(add, (segment.steps for segment in segments), 0)
-    if not shows and workers.rank == 0:
-        note(f"training {total} steps again")
-    with tqdm(total=total, unit="step", disable=not shows or workers.rank > 0) as bar:
+    with bar(progress, f"training {total} steps again", total=total, unit="step") as shown:
 
         def here(segment: "Segment") -> "Outcome":
-            return verifications[0].check(segment, lambda record: bar.update())
+            return verifications[0].check(segment, lambda record: shown.update())
 
         helpers = workers.helpers()
         if workers.size == 1 and not (helpers and verifications[0].is_worth_processes()):
@@ -305,5 +300,5 @@ def _check_all(
                 for future in as_completed(list(running)):
                     segment = running.pop(future)
                     outcomes[segment.last] = future.result()
-                    bar.update(segment.steps)
+                    shown.update(segment.steps)
     return [outcomes[segment.last] for segment in segments]

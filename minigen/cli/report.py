@@ -4,6 +4,7 @@ import click
 
 from minigen.cli import cli
 from minigen.cli.options import PATH
+from minigen.cli.training import write_page
 
 
 @cli.command()
@@ -21,6 +22,4 @@ def report(run: str, out: str | None) -> None:
     Example:
       minigen report runs/fables --out fables.html
     """
-    from minigen.report.page import write_report
-
-    click.echo(f"report {write_report(run, out)}")
+    write_page(run, out)

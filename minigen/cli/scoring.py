@@ -15,6 +15,7 @@ from minigen.cli.options import (
     shown,
     text_option,
 )
+from minigen.cli.progress import clock
 
 
 @cli.command()
@@ -40,7 +41,8 @@ def score(model: str, text: bytes | None, path: str | None, as_json: bool) -> No
     from minigen.exact.arithmetic import exp
 
     generator = minigen.load(model)
-    result = generator.score(data)
+    with clock("scoring"):
+        result = generator.score(data)
     if as_json:
         print_json(asdict(result))
         return
@@ -70,7 +72,8 @@ def evaluate(model: str, texts: tuple[str, ...], as_json: bool) -> None:
     """
     import minigen
 
-    result = minigen.load(model).evaluate(paths=texts)
+    with clock("evaluating"):
+        result = minigen.load(model).evaluate(paths=texts)
     if as_json:
         print_json(asdict(result))
         return

@@ -16,12 +16,10 @@ from minigen.cli import cli
 from minigen.cli.options import (
     PATH,
     config_argument,
-    note,
-    progress_option,
     set_option,
-    shows_progress,
     text_option,
 )
+from minigen.cli.progress import bar, note, progress_option
 from minigen.cli.training import deferred_interrupts, one_voice, to_go_on
 from minigen.errors import MinigenError, OptionError
 
@@ -102,7 +100,7 @@ def sweep(
         if not todo:
             note(f"nothing left to do: all {len(runs)} runs are done")
         try:
-            failures = _train_all(todo, workers, shows_progress(progress)) if todo else {}
+            failures = _train_all(todo, workers, progress) if todo else {}
         except KeyboardInterrupt:
             note(f"interrupted; to go on: {to_go_on('sweep', path)}")
             return 130
@@ -118,20 +116,20 @@ def sweep(
     return 1 if failures else 0
 
 
-def _train_all(todo: "Mapping[Path, Config]", workers: "Workers", shows: bool) -> dict[Path, str]:
+def _train_all(
+    todo: "Mapping[Path, Config]", workers: "Workers", progress: bool | None
+) -> dict[Path, str]:
     """Train each run, showing how far all of them have come; return what went wrong with which."""
-    from tqdm import tqdm
-
     from minigen.training.sweep import last_metrics
 
     failures = {}
     steps = reduce(add, (config.training.steps for config in todo.values()))
     with (
         workers.pool(len(todo)) as executor,
-        tqdm(total=steps, unit="step", disable=not shows) as bar,
+        bar(progress, "", total=steps, unit="step") as shown,
     ):
         futures = {executor.submit(_train, folder): folder for folder in todo} if executor else {}
-        running = set(futures)
+        running, waiting = set(futures), list(futures)
         try:
             while running:
                 done, running = wait(running, timeout=_GLANCE, return_when=FIRST_COMPLETED)
@@ -140,10 +138,14 @@ def _train_all(todo: "Mapping[Path, Config]", workers: "Workers", shows: bool) -
                         raise KeyboardInterrupt
                     if failure:
                         failures[futures[future]] = failure
-                if shows:
-                    come = reduce(add, (last_metrics(folder).get("step", 0) for folder in todo))
-                    bar.set_postfix_str(f"{len(futures) - len(running)} of {len(futures)} runs")
-                    bar.update(come - bar.n)
+                if shown.disable:
+                    for future in [one for one in waiting if one.running() or one.done()]:
+                        waiting.remove(future)
+                        note(f"training {futures[future].name}")
+                    continue
+                come = reduce(add, (last_metrics(folder).get("step", 0) for folder in todo))
+                shown.set_postfix_str(f"{len(futures) - len(running)} of {len(futures)} runs")
+                shown.update(come - shown.n)
         except KeyboardInterrupt:
             for future in running:
                 future.cancel()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,13 +17,11 @@ from minigen.cli import cli
 from minigen.cli.options import (
     PATH,
     config_argument,
-    note,
     overrides,
-    progress_option,
     set_option,
-    shows_progress,
     text_option,
 )
+from minigen.cli.progress import bar, clock, note, progress_option, reading_progress
 from minigen.errors import MinigenError, OptionError
 from minigen.signals import heard_by, let_pass
 
@@ -70,23 +68,6 @@ def deferred_interrupts(workers: "Workers") -> Iterator[None]:
         yield
 
 
-@contextmanager
-def reading_progress(progress: bool | None) -> Iterator[Any]:
-    """Give ``corpus.load`` a bar to report the bytes it has read to."""
-    from tqdm import tqdm
-
-    with tqdm(
-        desc="reading", unit="B", unit_scale=True, leave=False, disable=not shows_progress(progress)
-    ) as bar:
-
-        def report(what: str, done: int, total: int) -> None:
-            bar.set_description_str(what, refresh=False)
-            bar.total = total
-            bar.update(done - bar.n)
-
-        yield report
-
-
 def show_record(record: "StepRecord") -> None:
     """Say what a step measured or wrote, if it did."""
     if record.validation_loss is not None:
@@ -106,25 +87,17 @@ def follow(
     name: str = "training",
 ) -> bool:
     """Train to the end with a progress bar; return False where the user interrupted."""
-    from tqdm import tqdm
-
-    batch_size = run.config.training.batch_size
+    batch_size, total = run.config.training.batch_size, run.config.training.steps
     start, first = time.perf_counter(), run.step
+    begins = f"{name}: steps {first + 1} to {total}"
     with (
         deferred_interrupts(run.workers),
-        tqdm(
-            total=run.config.training.steps,
-            initial=first,
-            desc=name,
-            postfix="first step",  # which may take some seconds, to compile the loops
-            unit="step",
-            disable=not shows_progress(progress),
-        ) as bar,
+        bar(progress, begins, total=total, initial=first, desc=name, unit="step") as shown,
     ):
         for record in records:
-            bar.update()
+            shown.update()
             rate = (record.step - first) * batch_size / (time.perf_counter() - start)
-            bar.set_postfix_str(f"loss {record.loss:.3f}, {rate:,.0f} tokens/s", refresh=False)
+            shown.set_postfix_str(f"loss {record.loss:.3f}, {rate:,.0f} tokens/s", refresh=False)
             show(record)
             if run.workers.is_stopping():
                 return False
@@ -229,11 +202,13 @@ def require_report() -> None:
     require()
 
 
-def write_page(path: Path) -> None:
-    """Write the report of a run folder and say where."""
+def write_page(run: str | Path, out: str | None = None) -> None:
+    """Write the report of a run and say where."""
     from minigen.report.page import write_report
 
-    click.echo(f"report {write_report(path)}")
+    with clock("making the page"):
+        page = write_report(run, out)
+    click.echo(f"report {page}")
 
 
 def interrupted(folder: "RunFolder") -> int:

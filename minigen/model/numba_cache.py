@@ -2,7 +2,9 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, no-check-untyped-defs, allow-subclassing-any
 
 import hashlib
+import logging
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import numba
@@ -38,16 +40,23 @@ class _Cache(FunctionCache):
         vars(self._cache_file).update(files)
 
     def load_overload(self, sig, target_context):
+        found = None
         try:
-            return super().load_overload(sig, target_context)
+            found = super().load_overload(sig, target_context)
         except Exception:
             with suppress(Exception):
                 self.flush()  # else nothing could be saved in it either
-            return None
+        return found or _announce()
 
     def save_overload(self, sig, data):
         with suppress(Exception):
             super().save_overload(sig, data)
+
+
+@cache
+def _announce():
+    """Say, once, that loops are about to be compiled: whoever waits should know for what."""
+    logging.getLogger("minigen").info("compiling the training loops, which takes some seconds")
 
 
 def enable(compiled):
@@ -58,5 +67,7 @@ def enable(compiled):
         numba.config.CACHE_DIR = expand(numba.config.CACHE_DIR)
         if numba.config.CACHE_DIR or home_is_known():  # else numba makes a folder called ~
             compiled._cache = _Cache(compiled.py_func)
+            return
     except (MinigenError, RuntimeError):  # there is no ~, or no folder that can be written
-        return
+        pass
+    _announce()

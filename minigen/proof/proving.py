@@ -34,16 +34,21 @@ EXPERIMENTS: tuple[Experiment, ...] = (
 
 
 def prove(config: Config, *, progress: Progress | None = None) -> Iterator[Claim]:
-    """Run every experiment on a config and its text; yield each claim once it is decided.
+    """Read a config's text, and run every experiment on it; yield each claim once it is decided.
 
-    ``progress`` follows the reading of the text. Raises MinigenError where the text cannot be read
-    or the config does not train.
+    ``progress`` follows the reading. Raises MinigenError where the text cannot be read or the
+    config does not train.
     """
     expect("config", config, Config, cure='Config.load("fables") reads one')
-    with tempfile.TemporaryDirectory(prefix="minigen-") as folder:
-        laboratory = Laboratory(config, Path(folder), progress)
-        for experiment in EXPERIMENTS:
-            yield experiment(laboratory)
+    folder = tempfile.TemporaryDirectory(prefix="minigen-")
+    laboratory = Laboratory(config, Path(folder.name), progress)
+
+    def claims() -> Iterator[Claim]:
+        with folder:
+            for experiment in EXPERIMENTS:
+                yield experiment(laboratory)
+
+    return claims()
 
 
 def proven(claims: Sequence[Claim]) -> bool:

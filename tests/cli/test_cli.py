@@ -274,7 +274,7 @@ def test_what_a_training_cannot_read_is_not_blamed_on_its_folder(
 
     monkeypatch.setattr(Run, "steps", steps)
     result = minigen("train", *TINY_SETTINGS, "--out", "run")
-    assert result.err.startswith("Error: text.txt: Input/output error; the last checkpoint, run/")
+    assert "\nError: text.txt: Input/output error; the last checkpoint, run/" in result.err
 
 
 def test_how_much_memory_there_is_is_known_here() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from minigen import cli
-from minigen.cli.options import note
+from minigen.cli.progress import note
 from minigen.errors import MinigenError
 from tests.conftest import TINY_SETTINGS
 

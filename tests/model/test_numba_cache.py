@@ -54,6 +54,18 @@ def test_what_is_damaged_is_compiled_anew_and_mended(folder: Path, kind: str, da
     assert hits(compiled(folder)) == 1
 
 
+def test_that_loops_are_compiled_is_said_once_and_not_where_the_cache_has_them(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="minigen")
+    numba_cache._announce.cache_clear()
+    compiled(folder)
+    assert caplog.messages == ["compiling the training loops, which takes some seconds"]
+    numba_cache._announce.cache_clear()
+    compiled(folder)
+    assert len(caplog.messages) == 1
+
+
 def test_without_room_it_is_compiled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")

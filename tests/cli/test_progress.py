@@ -1,0 +1,64 @@
+"""Whoever waits is told for what: by a bar whose clock goes on, or by a line."""
+
+import logging
+import time
+from pathlib import Path
+
+import pytest
+
+from minigen import cli
+from minigen.cli import progress
+from tests.conftest import TINY_SETTINGS
+
+
+def test_a_bars_clock_goes_on_while_nothing_is_done(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "_TICK", 0.01)
+    written = ""
+    with progress.bar(True, "it begins", desc="waiting", total=3):
+        while written.count("waiting: ") < 3:  # were it drawn once, this would wait for ever
+            written += capsys.readouterr().err
+            time.sleep(0.01)
+    assert "it begins" not in written
+
+
+def test_where_no_bar_is_shown_a_line_says_what_begins(capsys: pytest.CaptureFixture[str]) -> None:
+    for choice in (False, None):  # no terminal listens
+        with progress.bar(choice, "it begins", total=3) as shown:
+            shown.update()
+    assert capsys.readouterr().err == "it begins\n" * 2
+
+
+def test_of_a_long_text_each_part_of_the_reading_is_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with progress.reading_progress(False) as report:
+        for phase in ("hashing", "encoding"):
+            for size in (1000, 90_000_000):
+                report(phase, size // 2, size)
+                report(phase, size, size)
+                report("", 0, 1)
+    assert capsys.readouterr().err == "hashing: 90 MB\nencoding: 90 MB\n"
+
+
+def test_what_the_library_logs_is_a_note(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with progress.notes_of_libraries():
+        logging.getLogger("minigen").info("compiling")
+    logging.getLogger("minigen").info("nobody listens")
+    assert capsys.readouterr().err == "compiling\n"
+    assert cli.run(["train", *TINY_SETTINGS]) == 0
+    assert "training: steps 1 to 6\n" in capsys.readouterr().err
+
+
+def test_a_sweep_says_which_run_it_trains_and_a_verification_what(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = str(tmp_path / "sweep")
+    assert cli.run(["sweep", "--seeds", "0:2", "--out", out, *TINY_SETTINGS]) == 0
+    assert "training seed=0\ntraining seed=1\n" in capsys.readouterr().err
+    assert cli.run(["verify", f"{out}/seed=1"]) == 0
+    assert "training 6 steps again\n" in capsys.readouterr().err
