@@ -13,7 +13,7 @@ from minigen.model.gradient import is_cheaper_by_table
 from minigen.model.kernels import one_hot
 from minigen.model.model import Model
 from minigen.model.optimizer import Optimizer
-from minigen.model.parallel import in_parallel
+from minigen.model.parallel import in_parallel, scratch
 
 OPTIMIZER = {
     "total_steps": 1,
@@ -55,13 +55,14 @@ def minigen_step(shape: tuple[int, ...], batches: Batches) -> Callable[[], float
     """Return what a run does in each step, except that the batches are drawn beforehand."""
     model, optimizer = new_model(shape)
     data = list(batches)
-    sums, gradient = np.empty((2, model.flat.size))
 
     def step() -> float:
+        nonlocal model
         data.append(data.pop(0))
+        sums = scratch("statistics", model.flat.size)
         statistics = model.statistics(*data[0], len(data[0][1]), out=sums)
-        optimizer.update(model.flat, model.gradient(statistics, out=gradient))
-        model.changed()
+        gradient = model.gradient(statistics, out=sums)
+        model = model.with_weights(optimizer.update(model.flat, gradient))
         model.check()
         return statistics.mean_loss
 

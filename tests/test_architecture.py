@@ -46,7 +46,7 @@ ALLOWED = {
     ("exact/arithmetic.py", "exact_sum", "np.add.reduce"): "the one sum: integers within 2^53",
     ("exact/selfcheck.py", "_multiplies_exactly", "np.matmul"): "int64",
     ("exact/streams.py", "Stream.words", "np.random.Philox"): "raw words of a counter",
-    ("model/kernels.py", "gather", "@"): "sparse ones times integers",
+    ("model/kernels.py", "gradients", "@"): "sparse ones times integers",
     ("model/model.py", "Model.__init__", "sum()"): "sizes",
     ("model/kernels.py", "scatter", "@"): "sparse ones times integers",
     (

@@ -8,12 +8,12 @@ format 1, which cannot be trained on, are older.
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from minigen import Config, Run
 from minigen.errors import MinigenError
-from minigen.model import optimizer
-from minigen.model.gradient import Batch
+from minigen.model import gradient, optimizer
 from minigen.training.checkpoint import FORMAT, load
 
 DATA = Path(__file__).parent / "data"
@@ -37,7 +37,7 @@ SETTINGS = {
 }
 SAVED_AT = 20
 # What the settings above leave out: a batch that is no power of two, a linear decay, clipping; SGD,
-# and the gradient by table, which takes more numbers for each token.
+# and more numbers for each token.
 OTHERWISE = {
     "training.batch_size": 24,
     "optimizer.gradient_clip": 0.25,
@@ -97,15 +97,17 @@ def test_the_file_loads_writes_and_trains_on_as_it_did_when_it_was_written():
     assert found == expected
 
 
-@pytest.mark.parametrize(("name", "way"), [("sgd", "_by_contexts"), ("adamw", "_by_table")])
-def test_the_other_settings_clip_every_gradient_and_take_both_ways_to_it(monkeypatch, name, way):
-    """So that the pinned runs above see the clipping, and both ways."""
-    norms, ways = [], []
-    norm, work = optimizer.norm, getattr(Batch, way)
+@pytest.mark.parametrize("passes", [np.inf, -np.inf], ids=["by contexts", "by table"])
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_other_settings_clip_every_gradient_and_give_the_same_both_ways(
+    monkeypatch, name, passes
+):
+    norms, norm = [], optimizer.norm
     monkeypatch.setattr(optimizer, "norm", lambda x: norms.append(norm(x)) or norms[-1])
-    monkeypatch.setattr(Batch, way, lambda *given: ways.append(way) or work(*given))
-    trained_otherwise(OTHERS[name])
-    assert len(norms) == len(ways) == SETTINGS["training.steps"]
+    monkeypatch.setattr(gradient, "PASSES", passes)
+    expected = json.loads(GOLDEN.with_suffix(".json").read_text(encoding="utf-8"))
+    assert trained_otherwise(OTHERS[name]) == expected["trained otherwise"][name]
+    assert len(norms) == SETTINGS["training.steps"]
     assert min(norms) > OTHERWISE["optimizer.gradient_clip"]
 
 

@@ -60,6 +60,7 @@ def _roots_of_two() -> Floats:
 
 
 _ROOTS = _roots_of_two()
+_ROOT_OF_HALF = float(_ROOTS[_STEPS // 2]) * 0.5
 
 
 def exp_remainder(gap: Any, step: Any) -> Any:
@@ -123,6 +124,19 @@ def integer_exp(gap: Floats, bits: int) -> Floats:
     return weight
 
 
+def log_scaled(mantissa: Any, k: Any) -> Any:
+    """ln(mantissa·2^k) for ½ ≤ mantissa < 1, as ``frexp`` gives them: the heart of ``log``."""
+    is_small = mantissa < _ROOT_OF_HALF
+    f = mantissa * (1.0 + is_small) - 1.0
+    k = k - is_small
+    s = f / (2.0 + f)
+    square = s * s
+    series = 0.0 * s
+    for n in range(10, 0, -1):
+        series = square * (2.0 / (2 * n + 1) + series)
+    return k * _LN2_HIGH + (f - (s * (f - series) - k * _LN2_LOW))
+
+
 def log(x: ArrayLike) -> Any:
     """Natural logarithm, elementwise; float64 of the same shape; within 4 units in the last place.
 
@@ -132,16 +146,7 @@ def log(x: ArrayLike) -> Any:
     """
     x = np.asarray(x, dtype=np.float64)
     is_regular = (x > 0.0) & (x < np.inf)
-    mantissa, k = np.frexp(np.where(is_regular, x, 1.0))
-    is_small = mantissa < _ROOTS[_STEPS // 2] * 0.5
-    f = np.where(is_small, 2.0 * mantissa, mantissa) - 1.0
-    k = k - is_small
-    s = f / (2.0 + f)
-    square = s * s
-    series = np.zeros_like(s)
-    for n in range(10, 0, -1):
-        series = square * (2.0 / (2 * n + 1) + series)
-    result = k * _LN2_HIGH + (f - (s * (f - series) - k * _LN2_LOW))
+    result = log_scaled(*np.frexp(np.where(is_regular, x, 1.0)))
     special = np.where(x == 0.0, -np.inf, np.where(x == np.inf, np.inf, np.nan))
     return np.where(is_regular, result, special)[()]
 
@@ -206,6 +211,11 @@ def round_to_grid(
     unit = grid_unit(largest_magnitude(x), bits) if unit is None else unit
     integers = np.multiply(x, 1.0 / unit, out=out)
     return np.rint(integers, out=integers), unit
+
+
+def to_two_grids(x: Any, per_unit: float, per_other: float) -> tuple[Any, Any]:
+    """Round x once to each of two grids, of units 1/per_unit and 1/per_other: ``round_to_grid``."""
+    return np.rint(x * per_unit), np.rint(x * per_other)
 
 
 def integer_square(x: Any, per_unit: float, scale: float) -> Any:

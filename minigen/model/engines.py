@@ -4,57 +4,51 @@ Nothing in them depends on order, so the two agree bit for bit and the choice go
 """
 
 import warnings
+from collections.abc import Sequence
 from functools import cache
 from typing import Protocol
 
 from minigen.exact.arithmetic import Floats, Integers
-from minigen.model.rules import UpdateRule
+from minigen.model.rules import Formula
 
 
 class Engine(Protocol):
     """The loops that an engine has."""
 
-    BLOCK: int
-    """How many logits it likes to work on at once."""
+    def scatter(self, d: Floats, slots: Integers, total: Floats, start: int = 0) -> None:
+        """Total += Xᵀ·d, in some columns: add each row of d (N, V) to rows of ``total`` (R, W).
 
-    def gather(self, table: Floats, slots: Integers) -> Floats:
-        """X·T of one-hot contexts: the K rows of T (R, V) that ``slots`` (N, K) name, added up.
-
-        Returns (N, V), which the next call overwrites.
+        ``slots`` (N, K) names K rows for each; ``start`` is the first of the W columns of d.
         """
-
-    def scatter(self, d: Floats, slots: Integers, total: Floats) -> None:
-        """Total += Xᵀ·d: add each row of d (N, V) to the K rows of ``total`` (R, V)."""
 
     def gradients(
         self,
-        z: Floats,
+        logits: Floats,
+        slots: Integers,
         unit: float,
         bias: Floats,
         targets: Integers,
         scale: float,
-        gap: Floats,
-        S: Floats,
+        d: Floats,
+        losses: Floats,
     ) -> None:
-        """Replace integer logits z (N, V), in steps of ``unit``, by their gradient d = p − 1[y].
+        """Fill d (N, V) with p − 1[y] in steps of 1/scale, and losses (N,) in nats.
 
-        d in steps of 1/scale: ``head.integer_gradient``. Fills what the losses follow from: gap
-        (N,) of the targets, in nats, and S (N,), the sum of the integer weights.
+        A prediction's logits are the K rows of ``logits`` (R, V) that its slots (N, K) name, added
+        up: integers in steps of ``unit``. d may be ``logits``, where slots count its own rows.
         """
 
     def sum_of_squares(self, x: Floats, per_unit: float, scale: float) -> float:
         """Σ ``arithmetic.integer_square`` over a flat array."""
 
-    def update(
+    def elementwise(
         self,
-        rule: UpdateRule,
-        weights: Floats,
-        gradient: Floats,
-        moments: tuple[Floats, ...],
-        scalars: tuple[float, ...],
-        out: tuple[Floats, ...],
+        formula: Formula,
+        arrays: Sequence[Floats],
+        scalars: Sequence[float],
+        out: Sequence[Floats],
     ) -> None:
-        """Apply an elementwise rule of the optimizer: out = (weights, *moments) = rule(…)."""
+        """Fill flat arrays with a formula of others: out[0], … = formula(*arrays, *scalars)."""
 
 
 @cache

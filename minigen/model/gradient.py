@@ -4,6 +4,7 @@ Two ways to compute it, by contexts and by table, add the same integers: the sam
 """
 
 from dataclasses import dataclass
+from functools import reduce
 from itertools import pairwise
 from math import ldexp
 from typing import NamedTuple
@@ -13,10 +14,13 @@ import numpy as np
 from minigen.errors import OptionError
 from minigen.exact.arithmetic import Floats, Integers, exact_matmul, exact_sum
 from minigen.model import engines
-from minigen.model.head import LOSS_UNIT, log_partition, total_loss
-from minigen.model.parallel import accumulate, blocks, in_parallel, scratch
+from minigen.model.head import LOSS_UNIT, total_loss
+from minigen.model.parallel import blocks, in_parallel, scratch
 
-PASSES = 20  # what the table's two passes over a row cost, in products of three matrices
+PASSES = 10  # what the table's passes over the row of a token cost, in products
+HAND_OVERS = 30_000_000  # and what its smaller products and more hand-overs cost, in all
+BLOCK = 1 << 17  # numbers of d that a thread works on at once
+CHUNK = 1 << 20  # and that all threads do
 
 
 class Grids(NamedTuple):
@@ -56,12 +60,13 @@ class Statistics:
         return self.loss / self.count * LOSS_UNIT
 
 
-def is_cheaper_by_table(tokens: int, rows: int, embedding_dim: int) -> bool:
-    """Whether a table of so many rows is worth it for N·K tokens in contexts.
+def is_cheaper_by_table(tokens: int, rows: int, shape: tuple[int, int]) -> bool:
+    """Whether a table of so many rows is worth it for N·K tokens in contexts; shape is (V, D).
 
-    Each row fewer saves three times D products, and each token costs two passes over its row.
+    Each row fewer saves three times D·V products.
     """
-    return embedding_dim * (tokens - rows) > PASSES * tokens
+    V, D = shape
+    return V * (3 * D * (tokens - rows) - PASSES * tokens) > HAND_OVERS
 
 
 class Batch:
@@ -83,19 +88,20 @@ class Batch:
         self.contexts, self.targets, self.bias = contexts, targets, bias
         self.forward, self.backward = forward, backward
         self.unit, self.scale = forward.E_unit * forward.W_unit, ldexp(1.0, bits)
-        self.gap, self.S = np.empty((2, len(targets)))  # which the losses follow from
+        self.losses = np.empty(len(targets))  # in nats
         self.engine = engines.chosen()
 
     def add_up(self, sums: Floats) -> int:
         """Fill ``sums`` (P,) with dE, dW and db, end to end; return Σ nll in ``head.LOSS_UNIT``."""
-        N, K = self.contexts.shape
-        occurs = np.zeros((K, self.forward.E.shape[0]), dtype=bool)
+        K, _, V = self.forward.W.shape
+        occurs = np.zeros((K, V), dtype=bool)
         occurs[np.arange(K), self.contexts] = True
-        if is_cheaper_by_table(N * K, int(np.count_nonzero(occurs)), self.forward.E.shape[1]):
+        rows = int(np.count_nonzero(occurs))
+        if is_cheaper_by_table(self.contexts.size, rows, self.forward.E.shape):
             self._by_table(sums, occurs)
         else:
             self._by_contexts(sums)
-        return total_loss(self.gap + log_partition(self.S, self.forward.E.shape[0]))
+        return total_loss(self.losses)
 
     def _views(self, sums: Floats) -> tuple[Floats, Floats, Floats]:
         """Cut sums (P,) into dE (V, D), dW (K, D, V) and db (V,)."""
@@ -103,42 +109,48 @@ class Batch:
         dW = sums[V * D : -V].reshape(D, K, V).transpose(1, 0, 2)  # so it lies in memory
         return sums[: V * D].reshape(V, D), dW, sums[-V:]
 
-    def _to_gradients(self, z: Floats, block: slice) -> Floats:
-        """Turn integer logits into d in place, and note what the losses follow from."""
-        rows = self.targets[block], self.scale, self.gap[block], self.S[block]
-        self.engine.gradients(z, self.unit, self.bias, *rows)
-        return z
+    def _gradients(self, logits: Floats, slots: Integers, rows: slice, d: Floats) -> None:
+        """Fill d (n, V), and the losses, of the predictions ``rows``: see ``Engine``."""
+        how = self.unit, self.bias, self.targets[rows], self.scale
+        self.engine.gradients(logits, slots, *how, d, self.losses[rows])
 
     def _by_contexts(self, sums: Floats) -> None:
         """Add up dW = hᵀ·d, dh = d·Wᵀ, and dE from dh: 3·N·K·D·V multiplications."""
         K, D, V = self.forward.W.shape
-        W, W_backward = (grids.W.reshape(K * D, V) for grids in (self.forward, self.backward))
+        matrices = scratch("matrices", 2, K, D, V)
+        matrices[0], matrices[1] = self.forward.W, self.backward.W
+        W, W_backward = matrices.reshape(2, K * D, V)
 
         def hidden(E: Floats, x: Integers) -> Floats:
             out = scratch("hidden", len(x), K, D)
             return E.take(x, axis=0, out=out, mode="clip").reshape(-1, K * D)
 
-        def add_up(part: slice, sums: Floats) -> None:
-            dE, dW, db = self._views(sums)
-            for block in blocks(part, V, 1 << 17):
-                x = self.contexts[block]
-                z = exact_matmul(hidden(self.forward.E, x), W, out=scratch("logits", len(x), V))
-                d = self._to_gradients(z, block)
+        def add_up(part: slice) -> Floats:
+            own = sums if part.start == 0 else scratch(f"sums from {part.start}", len(sums))
+            own[...] = 0.0
+            dE, dW, db = self._views(own)
+            for rows in blocks(part, V, BLOCK):
+                x = self.contexts[rows]
+                d = exact_matmul(hidden(self.forward.E, x), W, out=scratch("d", len(x), V))
+                self._gradients(d, np.arange(len(x))[:, None], rows, d)
                 h = hidden(self.backward.E, x)
                 dW += exact_matmul(h.T, d, out=scratch("dW", K * D, V)).reshape(K, D, V)
                 dh = exact_matmul(d, W_backward.T, out=scratch("dh", len(x), K * D))
                 self.engine.scatter(dh.reshape(-1, D), x.reshape(-1, 1), dE)
                 db += exact_sum(d, axis=0)
+            return own
 
-        sums[...] = 0.0
-        accumulate(add_up, sums, len(self.targets), K * D * V // 8)
+        _, *others = in_parallel(add_up, len(self.targets), K * D * V // 8)
+        for other in others:
+            sums += other
 
     def _by_table(self, sums: Floats, occurs: Floats) -> None:
         """Add up dT = Xᵀ·d, and position by position dW = Eᵀ·dT, dE = dT·Wᵀ: 3·R·D·V products.
 
-        ``occurs`` (K, V) tells which tokens stand where; they are the R rows of the table.
+        ``occurs`` (K, V) tells which tokens stand where; they are the R rows of the table. Threads
+        share its rows first, then predictions, then columns: none writes beside another.
         """
-        K, D, V = self.forward.W.shape
+        N, (K, D, V) = len(self.targets), self.forward.W.shape
         position, token = np.nonzero(occurs)  # (R,) each
         R = len(token)
         number = np.empty((K, V), dtype=np.int64)  # of a row of the table
@@ -146,28 +158,36 @@ class Batch:
         slots = number[np.arange(K), self.contexts]  # (N, K)
         bounds = np.searchsorted(position, np.arange(K + 1)).tolist()
         cuts = [slice(*pair) for pair in pairwise(bounds)]  # the rows of each position
-        table, dT, terms = scratch("table", R, V), scratch("dT", R, V), scratch("terms", R, D)
-        dT[...] = 0.0
+        E, E_backward = (grids.E.take(token, axis=0) for grids in (self.forward, self.backward))
+        table, dT = scratch("table", R, V), scratch("dT", R * V)
         dE, dW, db = self._views(sums)
 
         def fill(part: slice) -> None:
-            for W, rows in zip(self.forward.W[part], cuts[part], strict=True):
-                exact_matmul(self.forward.E[token[rows]], W, out=table[rows])
+            for W, rows in zip(self.forward.W, cuts, strict=True):
+                own = slice(max(rows.start, part.start), min(rows.stop, part.stop))  # perhaps none
+                exact_matmul(E[own], W, out=table[own])
 
-        def add_up(part: slice, dT: Floats) -> None:
-            for block in blocks(part, V, self.engine.BLOCK):
-                d = self._to_gradients(self.engine.gather(table, slots[block]), block)
-                self.engine.scatter(d, slots[block], dT)
+        def predict(part: slice) -> None:
+            rows = slice(block.start + part.start, block.start + part.stop)
+            self._gradients(table, slots[rows], rows, d[part])
 
-        def work_back(part: slice) -> None:
-            for k in range(part.start, part.stop):
-                E, W = self.backward.E[token[cuts[k]]], self.backward.W[k]
-                exact_matmul(E.T, dT[cuts[k]], out=dW[k])
-                exact_matmul(dT[cuts[k]], W.T, out=terms[cuts[k]])
+        def learn(columns: slice) -> Floats:
+            own = dT[R * columns.start : R * columns.stop].reshape(R, -1)
+            terms = scratch(f"terms from {columns.start}", R, D)
+            if block.start == 0:
+                own[...] = 0.0
+            self.engine.scatter(d, slots[block], own, columns.start)
+            if block.stop == N:
+                for W, dW_of_k, rows in zip(self.backward.W, dW, cuts, strict=True):
+                    exact_matmul(E_backward[rows].T, own[rows], out=dW_of_k[:, columns])
+                    exact_matmul(own[rows], W[:, columns].T, out=terms[rows])
+                db[columns] = exact_sum(own[cuts[0]], axis=0)  # where each prediction has a token
+            return terms
 
-        in_parallel(fill, K, R * D * V // K // 8)
-        accumulate(add_up, dT, len(slots), K * V)
-        in_parallel(work_back, K, 2 * R * D * V // K // 8)
+        in_parallel(fill, R, D * V // 8)
+        for block in blocks(slice(0, N), V, CHUNK):
+            d = scratch("d", block.stop - block.start, V)
+            in_parallel(predict, len(d), K * V)
+            terms = in_parallel(learn, V, K * N)
         dE[...] = 0.0
-        self.engine.scatter(terms, token[:, None], dE)
-        db[...] = exact_sum(dT[cuts[0]], axis=0)  # each prediction has one token at position 0
+        self.engine.scatter(reduce(np.add, terms), token[:, None], dE)

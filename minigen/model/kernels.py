@@ -1,16 +1,15 @@
 """The hot loops of training in numpy and scipy: the readable reference of ``engines.Engine``."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_array
 
 from minigen.exact.arithmetic import Floats, Integers, exact_sum, integer_exp, integer_square
-from minigen.model.head import gaps, integer_gradient, weight_bits
+from minigen.model.head import gaps, integer_gradient, log_partition, weight_bits
 from minigen.model.parallel import blocks, in_parallel
-from minigen.model.rules import UpdateRule
-
-BLOCK = 1 << 20
+from minigen.model.rules import Formula
 
 
 def one_hot(slots: Integers, rows: int) -> Any:
@@ -20,37 +19,33 @@ def one_hot(slots: Integers, rows: int) -> Any:
     return csr_array((np.ones(N * K), slots.reshape(-1), starts), shape=(N, rows))
 
 
-def gather(table: Floats, slots: Integers) -> Floats:
+def scatter(d: Floats, slots: Integers, total: Floats, start: int = 0) -> None:
     """See ``Engine``."""
-    z: Floats = one_hot(slots, len(table)) @ table
-    return z
-
-
-def scatter(d: Floats, slots: Integers, total: Floats) -> None:
-    """See ``Engine``."""
-    total += one_hot(slots, len(total)).T @ d
+    total += one_hot(slots, len(total)).T @ d[:, start : start + total.shape[1]]
 
 
 def gradients(
-    z: Floats,
+    logits: Floats,
+    slots: Integers,
     unit: float,
     bias: Floats,
     targets: Integers,
     scale: float,
-    gap: Floats,
-    S: Floats,
+    d: Floats,
+    losses: Floats,
 ) -> None:
     """See ``Engine``."""
     V = len(bias)
-    for block in blocks(slice(0, len(z)), V):
-        below = gaps(z[block] * unit + bias)  # (n, V)
+    for block in blocks(slice(0, len(d)), V):
+        z = (one_hot(slots[block], len(logits)) @ logits) * unit + bias  # (n, V)
+        below = gaps(z)
         w = integer_exp(below, weight_bits(V))
-        S[block] = exact_sum(w, axis=1)
+        S = exact_sum(w, axis=1)
         target = np.arange(len(w)), targets[block]
-        gap[block] = below[target]
-        d = integer_gradient(w, scale / S[block, None])
-        d[target] -= scale
-        z[block] = d
+        losses[block] = below[target] + log_partition(S, V)
+        w = integer_gradient(w, scale / S[:, None])
+        w[target] -= scale
+        d[block] = w
 
 
 def sum_of_squares(x: Floats, per_unit: float, scale: float) -> float:
@@ -62,23 +57,16 @@ def sum_of_squares(x: Floats, per_unit: float, scale: float) -> float:
     return float(exact_sum(np.concatenate(in_parallel(squares, len(x)))))
 
 
-def update(
-    rule: UpdateRule,
-    weights: Floats,
-    gradient: Floats,
-    moments: tuple[Floats, ...],
-    scalars: tuple[float, ...],
-    out: tuple[Floats, ...],
+def elementwise(
+    formula: Formula, arrays: Sequence[Floats], scalars: Sequence[float], out: Sequence[Floats]
 ) -> None:
     """See ``Engine``."""
 
     @np.errstate(over="ignore", invalid="ignore")  # the next step's range check tells
     def apply(part: slice) -> None:
         for block in blocks(part):
-            new = rule.formula(
-                weights[block], gradient[block], *(moment[block] for moment in moments), *scalars
-            )
+            new = formula(*(array[block] for array in arrays), *scalars)
             for array, value in zip(out, new, strict=True):
                 array[block] = value
 
-    in_parallel(apply, len(weights))
+    in_parallel(apply, len(arrays[0]))

@@ -2,6 +2,8 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, no-check-untyped-defs
 
 import hashlib
+import math
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -12,10 +14,8 @@ from minigen.exact import arithmetic
 from minigen.exact.arithmetic import Floats, Integers, exact_sum, exp_span, exp_table
 from minigen.model import head, numba_cache, rules
 from minigen.model.head import weight_bits
-from minigen.model.parallel import in_parallel, scratch
-from minigen.model.rules import UpdateRule
-
-BLOCK = 1 << 16  # they stay in cache from one loop to the next
+from minigen.model.parallel import in_parallel
+from minigen.model.rules import Formula
 
 # Numba's cache on disk looks at a loop's own file; so the loop's name says which formulas went in.
 # They are read as bytes, since an installation may hold compiled files alone, or be an archive.
@@ -40,6 +40,7 @@ _exp_step = _formula(arithmetic.exp_step)
 _exp_remainder = _formula(arithmetic.exp_remainder)
 _integer_square = _formula(arithmetic.integer_square)
 _integer_gradient = _formula(head.integer_gradient)
+_log_scaled = _formula(arithmetic.log_scaled)
 
 
 @_loop
@@ -62,35 +63,34 @@ def _largest(row, scratch):
 
 
 @_loop
-def _gather(table, slots, z):
-    for n in range(len(z)):
-        row = z[n]
-        row[:] = table[slots[n, 0]]
-        for slot in slots[n, 1:]:
-            row += table[slot]
-
-
-@_loop
-def _scatter(d, slots, total):
+def _scatter(d, slots, total, start):
+    stop = start + total.shape[1]
     for n in range(len(d)):
+        its = d[n][start:stop]
         for slot in slots[n]:
             row = total[slot]
-            row += d[n]
+            row += its
 
 
 @_loop
-def _gradients(z, unit, bias, targets, scale, powers, span, gap, S):
-    """Fill each row of z with its prediction's gradient; gap and S are what the loss needs."""
+def _gradients(logits, slots, unit, bias, targets, scale, powers, bits, span, d, losses):
     V = len(bias)
     steps = np.empty(V, np.int32)
     lookup = steps.view(np.uint32)  # spares the test for negative indices
     scratch = np.empty(1, np.int64)
-    for n in range(len(z)):
-        row = z[n]
+    for n in range(len(d)):
+        row = d[n]
+        part = logits[slots[n, 0]]
+        for i in range(V):
+            row[i] = part[i]
+        for slot in slots[n, 1:]:
+            part = logits[slot]
+            for i in range(V):
+                row[i] += part[i]
         for i in range(V):
             row[i] = row[i] * unit + bias[i]
         best = _largest(row, scratch)
-        gap[n] = best - row[targets[n]]
+        gap = best - row[targets[n]]
         for i in range(V):
             clamped = min(best - row[i], span)
             step = _exp_step(clamped)
@@ -101,55 +101,48 @@ def _gradients(z, unit, bias, targets, scale, powers, span, gap, S):
         total = 0
         for i in range(V):
             total += np.int64(row[i])
-        S[n] = total
-        ratio = scale / S[n]
+        mantissa, exponent = math.frexp(float(total))
+        losses[n] = gap + _log_scaled(mantissa, exponent - bits)
+        ratio = scale / total
         for i in range(V):
             row[i] = _integer_gradient(row[i], ratio)
         row[targets[n]] -= scale
 
 
 @cache
-def _update_loop(rule: UpdateRule) -> Any:
-    """Compile the loop of an update rule.
-
-    For one moment m: ``new_p[i], new_m[i] = formula(p[i], g[i], m[i], …)`` for each i.
-    """
-    old, new = ["p", "g", *rule.moments], [f"new_{name}" for name in ("p", *rule.moments)]
+def _elementwise_loop(formula: Any, inputs: int, outputs: int) -> Any:
+    """Compile the loop of a formula: ``out0[i], … = formula(in0[i], …, *scalars)`` for each i."""
+    names = [f"in{i}" for i in range(inputs)] + [f"out{i}" for i in range(outputs)]
+    items = [f"{name}[i]" for name in names]
     source = (
-        f"def {rule.formula.__name__}({', '.join(old + new)}, *scalars):\n"
-        f"    for i in range(len(p)):\n"
-        f"        {', '.join(f'{name}[i]' for name in new)} = "
-        f"formula({', '.join(f'{name}[i]' for name in old)}, *scalars)\n"
+        f"def {formula.__name__}({', '.join(names)}, *scalars):\n"
+        f"    for i in range(len(in0)):\n"
+        f"        {', '.join(items[inputs:])} = formula({', '.join(items[:inputs])}, *scalars)\n"
     )
-    names = {"formula": _formula(rule.formula), "__name__": __name__}
-    exec(compile(source, __file__, "exec"), names)  # a file's name, for numba's cache
-    return _loop(names[rule.formula.__name__])
+    known = {"formula": _formula(formula), "__name__": __name__}
+    exec(compile(source, __file__, "exec"), known)  # a file's name, for numba's cache
+    return _loop(known[formula.__name__])
 
 
-def gather(table: Floats, slots: Integers) -> Floats:
+def scatter(d: Floats, slots: Integers, total: Floats, start: int = 0) -> None:
     """See ``Engine``."""
-    z = scratch("logits", len(slots), table.shape[1])
-    _gather(table, slots, z)
-    return z
-
-
-def scatter(d: Floats, slots: Integers, total: Floats) -> None:
-    """See ``Engine``."""
-    _scatter(d, slots, total)
+    _scatter(d, slots, total, start)
 
 
 def gradients(
-    z: Floats,
+    logits: Floats,
+    slots: Integers,
     unit: float,
     bias: Floats,
     targets: Integers,
     scale: float,
-    gap: Floats,
-    S: Floats,
+    d: Floats,
+    losses: Floats,
 ) -> None:
     """See ``Engine``."""
     bits = weight_bits(len(bias))
-    _gradients(z, unit, bias, targets, scale, exp_table(bits), exp_span(bits), gap, S)
+    powers, span = exp_table(bits), exp_span(bits)
+    _gradients(logits, slots, unit, bias, targets, scale, powers, bits, span, d, losses)
 
 
 def sum_of_squares(x: Floats, per_unit: float, scale: float) -> float:
@@ -158,15 +151,11 @@ def sum_of_squares(x: Floats, per_unit: float, scale: float) -> float:
     return float(exact_sum(np.array(sums)))
 
 
-def update(
-    rule: UpdateRule,
-    weights: Floats,
-    gradient: Floats,
-    moments: tuple[Floats, ...],
-    scalars: tuple[float, ...],
-    out: tuple[Floats, ...],
+def elementwise(
+    formula: Formula, arrays: Sequence[Floats], scalars: Sequence[float], out: Sequence[Floats]
 ) -> None:
     """See ``Engine``."""
-    loop = _update_loop(rule)
-    arrays = (weights, gradient, *moments, *out)
-    in_parallel(lambda part: loop(*(array[part] for array in arrays), *scalars), len(weights))
+    loop = _elementwise_loop(formula, len(arrays), len(out))
+    every = (*arrays, *out)
+    work = lambda part: loop(*(array[part] for array in every), *scalars)  # noqa: E731
+    in_parallel(work, len(arrays[0]), len(every) // 3)

@@ -23,8 +23,10 @@ from minigen.exact.arithmetic import (
     grid_unit,
     largest_magnitude,
     round_to_grid,
+    to_two_grids,
 )
 from minigen.exact.streams import Stream
+from minigen.model import engines
 from minigen.model.gradient import Batch, Grids, Statistics
 from minigen.model.head import gradient_bits
 from minigen.model.parallel import scratch
@@ -62,6 +64,7 @@ class Model:
         self.flat = np.zeros(sum(prod(shape) for shape in self.shapes.values()))
         selfcheck.check(K * D, V)
         self.bits = grid_bits(max(K * D, V))
+        self._E_and_W = slice(0, V * D), slice(V * D, V * D + D * K * V)  # of ``flat``
         self._offsets = np.arange(K)  # of the rows of a token, one a position
         self._most_kept = max(_ROOM, 2 * self.flat.size) // (K * V)  # tokens
         self._derive()
@@ -138,21 +141,30 @@ class Model:
         """Raise MinigenError where a parameter is not finite or too large for any grid."""
         self.units(self.bits)
 
-    def rounded(self, bits: int, out: Floats | None = None) -> Grids:
-        """E and W rounded once to integers of so many bits; ``out`` holds both, end to end."""
+    def _grids_from(self, integers: Floats, units: tuple[float, float]) -> Grids:
+        """Name the parts of integers (P − V,): E and W, which lie as they do in ``flat``."""
         V, K, D = self.vocab_size, self.context_length, self.embedding_dim
-        E_unit, W_unit = self.units(bits)
-        out = np.empty(self.flat.size - V) if out is None else out
-        E, W = out[: V * D].reshape(V, D), out[V * D :].reshape(K, D, V)
-        round_to_grid(self.parameters["E"], bits, unit=E_unit, out=E)
-        round_to_grid(self.parameters["W"].transpose(1, 0, 2), bits, unit=W_unit, out=W)
-        return Grids(E, E_unit, W, W_unit)
+        E, W = integers[: V * D].reshape(V, D), integers[V * D :].reshape(D, K, V)
+        return Grids(E, units[0], W.transpose(1, 0, 2), units[1])
 
     def grids(self) -> Grids:
         """E and W on the grid of the logits, kept until the parameters change."""
         if self._grids is None:
-            self._grids = self.rounded(self.bits)
+            units, integers = self.units(self.bits), np.empty(self.flat.size - self.vocab_size)
+            for part, unit in zip(self._E_and_W, units, strict=True):
+                round_to_grid(self.flat[part], self.bits, unit=unit, out=integers[part])
+            self._grids = self._grids_from(integers, units)
         return self._grids
+
+    def grids_of_step(self, bits: int) -> tuple[Grids, Grids]:
+        """E and W on the grid of the logits, and on one of so many bits, rounded in one pass."""
+        size = self.flat.size - self.vocab_size
+        forward, backward = scratch("forward", size), scratch("backward", size)
+        units = self.units(self.bits), self.units(bits)
+        for part, *its in zip(self._E_and_W, *units, strict=True):
+            per_unit, out = [1.0 / unit for unit in its], [forward[part], backward[part]]
+            engines.chosen().elementwise(to_two_grids, [self.flat[part]], per_unit, out)
+        return self._grids_from(forward, units[0]), self._grids_from(backward, units[1])
 
     def table(self, tokens: Integers) -> tuple[Floats, float]:
         """Rows of T for the given tokens (U,): integers (U, K, V) and their unit."""
@@ -223,9 +235,7 @@ class Model:
         require_tokens(contexts, self.vocab_size)
         require_tokens(targets, self.vocab_size)
         bits, weight_bits = gradient_bits(step_size, self.context_length)
-        size = self.flat.size - self.vocab_size
-        forward = self.rounded(self.bits, scratch("forward", size))
-        backward = self.rounded(weight_bits, scratch("backward", size))
+        forward, backward = self.grids_of_step(weight_bits)
         vector = np.empty_like(self.flat) if out is None else out
         batch = Batch(contexts, targets, forward, backward, self.parameters["b"], bits)
         return Statistics(vector, batch.add_up(vector), len(targets), step_size)

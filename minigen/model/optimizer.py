@@ -74,11 +74,11 @@ class Optimizer:
             return self.peak_learning_rate * (0.5 + 0.5 * float(cos(_PI * t)))
         return self.peak_learning_rate * {"constant": 1.0, "linear": 1.0 - t}[self.decay]
 
-    def update(self, parameters: Floats, gradient: Floats, out: Floats | None = None) -> float:
-        """Take one step on flat parameters (P,), in place or into ``out``; returns its rate.
+    def update(self, parameters: Floats, gradient: Floats) -> Floats:
+        """Take one step from flat parameters (P,); returns the new ones.
 
         The gradient's norm is clipped to ``gradient_clip`` (0 = never). The moments are new arrays,
-        so that a copy of this optimizer keeps the old ones.
+        too, so that a copy of this optimizer keeps the old ones.
         """
         self.step += 1
         self._advance_beta_powers()
@@ -92,9 +92,8 @@ class Optimizer:
         scalars = rule.scalars(
             rate=rate, betas=self.betas, beta_powers=self._beta_powers, **self.options
         )
-        moments = tuple(self.moments.values())
-        new = tuple(recycled(moment.size) for moment in moments)
-        arrays = (parameters if out is None else out, *new)
-        engines.chosen().update(rule, parameters, gradient, moments, (clip, keep, *scalars), arrays)
-        self.moments = dict(zip(self.moments, new, strict=True))
-        return rate
+        old = parameters, gradient, *self.moments.values()
+        new = [recycled(parameters.size) for _ in (parameters, *self.moments)]
+        engines.chosen().elementwise(rule.formula, old, (clip, keep, *scalars), new)
+        self.moments = dict(zip(self.moments, new[1:], strict=True))
+        return new[0]

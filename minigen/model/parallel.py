@@ -67,28 +67,6 @@ def in_parallel(work: Callable[[slice], Any], size: int, weight: int = 1) -> lis
             raise
 
 
-def accumulate(
-    work: Callable[[slice, Floats], None], total: Floats, size: int, weight: int = 1
-) -> None:
-    """As ``in_parallel``, for work(part, sums) that adds integers to sums shaped like ``total``.
-
-    Each thread has sums of its own, the calling one ``total``, to which the others are added.
-    """
-    sums = {threading.get_ident(): total}
-
-    def add_up(part: slice) -> None:
-        own = sums.get(threading.get_ident())
-        if own is None:
-            own = sums[threading.get_ident()] = scratch("sums", *total.shape)
-            own[...] = 0.0
-        work(part, own)
-
-    in_parallel(add_up, size, weight)
-    for own in sums.values():
-        if own is not total:
-            total += own
-
-
 def blocks(part: slice, row_size: int = 1, block_size: int = 1 << 14) -> Iterator[slice]:
     """Cut a slice of rows into slices of about ``block_size`` elements, which stay in cache."""
     height = max(1, block_size // row_size)

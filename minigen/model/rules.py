@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+Formula = Callable[..., tuple[Any, ...]]
+
 _EPSILON = 1e-8  # AdamW's guard against division by zero
 _SMALLEST_FIRST = 2.0**-400  # moments below these become +0 by our own rule, since some
 _SMALLEST_SECOND = 2.0**-800  # libraries flush subnormal numbers and some do not
@@ -59,7 +61,7 @@ class UpdateRule:
     (βᵗ of both betas) and keys of the config's ``[optimizer]`` table.
     """
 
-    formula: Callable[..., tuple[Any, ...]]
+    formula: Formula
     moments: tuple[str, ...]
     scalars: Callable[..., tuple[float, ...]]
     comment: str

@@ -23,7 +23,7 @@ from minigen.model import memory
 from minigen.model.gradient import Statistics
 from minigen.model.model import Model
 from minigen.model.optimizer import Optimizer
-from minigen.model.parallel import recycled, scratch
+from minigen.model.parallel import scratch
 from minigen.text import corpus
 from minigen.text.corpus import Corpus, Tokens
 from minigen.text.tokenizer import ByteTokenizer, Text, Texts
@@ -298,9 +298,8 @@ class Run:
         step = self.step + 1
         try:
             statistics = self._draw_statistics()
-            weights = recycled(self.model.flat.size)
             gradient = self.model.gradient(statistics, out=statistics.vector)
-            rate = self.optimizer.update(self.model.flat, gradient, out=weights)
+            weights = self.optimizer.update(self.model.flat, gradient)
             self.model = self.model.with_weights(weights)
             self.model.check()
         except MinigenError as error:
@@ -318,7 +317,7 @@ class Run:
         return StepRecord(
             step=step,
             loss=statistics.mean_loss,
-            learning_rate=rate,
+            learning_rate=self.optimizer.learning_rate(step),
             optimizer_position=self.streams["optimizer"].position,
             inference_position=self.streams["inference"].position,
             validation_loss=validation_loss,

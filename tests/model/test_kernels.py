@@ -49,8 +49,7 @@ def train(shape: tuple[int, int, int, int], optimizer_name: str) -> list[bytes]:
         contexts = stream.integers(N * K, V).reshape(N, K)
         statistics = model.statistics(contexts, stream.integers(N, V), N)
         gradient = model.gradient(statistics)
-        optimizer.update(model.flat, gradient)
-        model.changed()
+        model = model.with_weights(optimizer.update(model.flat, gradient))
         left += [statistics.vector.tobytes(), str(statistics.loss).encode(), gradient.tobytes()]
         left += [model.flat.tobytes(), *(moment.tobytes() for moment in optimizer.moments.values())]
     return left
@@ -132,11 +131,13 @@ def test_the_number_of_threads_does_not_change_a_bit(engine, passes, threads, mo
     assert left[0] == left[1] == left[2]
 
 
-@pytest.mark.parametrize("block", [1, 257 * 10, 257 * 67])
-def test_the_size_of_a_block_does_not_change_a_bit(block, monkeypatch):
-    monkeypatch.setattr(engines, "chosen", lambda: numba)
+@pytest.mark.parametrize("passes", [np.inf, -np.inf], ids=["by contexts", "by table"])
+@pytest.mark.parametrize("block", [1, 257 * 10, 257 * 66, 257 * 67])
+def test_the_size_of_a_block_does_not_change_a_bit(block, passes, monkeypatch):
     expected = train((67, 3, 5, 257), "adamw")
-    monkeypatch.setattr(numba, "BLOCK", block)
+    monkeypatch.setattr(gradient, "PASSES", passes)
+    monkeypatch.setattr(gradient, "BLOCK", block)
+    monkeypatch.setattr(gradient, "CHUNK", block)
     assert train((67, 3, 5, 257), "adamw") == expected
 
 

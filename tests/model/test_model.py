@@ -185,7 +185,7 @@ def test_statistics_are_the_integers_of_the_definition(shape, size):
     w, S = integer_weights(z)
     d = np.rint(w * (2.0**q / S))
     d[np.arange(size), targets] -= 2.0**q
-    E, _, W, _ = model.rounded(a)
+    _, (E, _, W, _) = model.grids_of_step(a)
     E, W, d = (np.vectorize(int, otypes=[object])(x) for x in (E, W, d))  # Python integers
     dE, dW = np.full((V, D), 0, object), np.full((D, K, V), 0, object)
     for n, context in enumerate(contexts):

@@ -153,7 +153,7 @@ def update(given: Any) -> Any:
     made = optimizer.Optimizer(len(weights), total_steps=given["steps"], **given["optimizer"])
     after = []
     for step in given["gradients"]:
-        made.update(weights, unbits(step))
+        weights = made.update(weights, unbits(step))
         after.append({"weights": bits(weights), "moments": bits(list(made.moments.values()))})
     return after
 
