@@ -55,7 +55,10 @@ class Optimizer:
         """Take up after ``step`` updates; βᵗ is the same product of t factors as it was then."""
         self.step, self._beta_powers = step, (1.0, 1.0)
         for _ in range(step):
+            before = self._beta_powers
             self._advance_beta_powers()
+            if self._beta_powers == before:  # as small as can be, and so for ever
+                break
 
     def _advance_beta_powers(self) -> None:
         first, second = self._beta_powers

@@ -32,6 +32,7 @@ from minigen.text.corpus import Tokens
 from minigen.text.tokenizer import BYTE_VOCABULARY, END_OF_TEXT
 from minigen.training import checkpoint
 from minigen.training.config import Config, differences
+from minigen.training.keys import KEYS
 from minigen.training.logs import Line
 
 MOST_WEIGHT_BYTES = 8_000_000
@@ -319,32 +320,20 @@ def _embedding(facts: Facts) -> dict[str, Any]:
 
 
 def _reproduce(facts: Facts) -> dict[str, Any]:
-    """Return the command that trains this run again, from what differs from the default config."""
+    """Return the command that gives these weights again: what decides them, unless by default."""
     words = ["minigen", "train", "fables"]
     is_external = facts.config.corpus.text != "fables"
     if is_external:
         words += ["--text", "YOUR_TEXT"]
     for key, _, value in differences(Config.load("fables"), facts.config):
-        if key != "corpus.text" and value is not None:
-            words += ["--set", f"{key}={_toml(value)}"]
+        if KEYS[key].decides_weights and key != "corpus.text":
+            words += ["--set", f"{key}={json.dumps(value)}"]
     return {
         "command": f"{shlex.join(words)} --out runs/again",
         "config": _visible(facts.config.to_toml()),
         "corpusSha256": facts.saved.corpus_sha256,
         "isExternal": is_external,
     }
-
-
-def _toml(value: Any) -> str:
-    """Write a value on one line of TOML, what cannot be seen in a string by its number."""
-    if isinstance(value, dict):
-        pairs = (f"{_toml(str(key))} = {_toml(item)}" for key, item in value.items())
-        return f"{{{', '.join(pairs)}}}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    if isinstance(value, str):
-        return _visible(json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f"))
-    return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def _visible(toml: str) -> str:

@@ -44,7 +44,7 @@ def training_data(facts: Facts) -> dict[str, Any]:
         }
     V, D = saved.tensors["E"].shape
     lines = facts.metrics[: saved.step]
-    if [line["step"] for line in lines] != list(range(1, saved.step + 1)):
+    if [line["step"] for line in lines] != [*range(1, len(lines) + 1)] or len(lines) < saved.step:
         lines = []  # a log with holes is none to compare with
     fingerprints = {line["step"]: line["fingerprint"] for line in lines if "fingerprint" in line}
     fingerprints[saved.step] = facts.fingerprint

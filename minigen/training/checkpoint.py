@@ -122,6 +122,8 @@ def save(path: str | Path, checkpoint: Checkpoint) -> None:
         _check_description(description)
         _check_shapes({name: tensor.shape for name, tensor in tensors.items()}, description)
         _check_finite(tensors)
+        if not _is_named_rightly(Path(path), checkpoint.step):
+            raise MinigenError(f"its name is that of another step, and it is of {checkpoint.step}")
     except MinigenError as error:
         raise MinigenError(f"cannot save {path}: {error}") from None
     text = _canonical({**description, "checksum": _checksum(description)})
@@ -168,15 +170,15 @@ def load(path: str | Path, *, moments: bool = True) -> Checkpoint:
         raise MinigenError(f"cannot load {path}: {error.strerror or error}") from None
     except MinigenError as error:
         raise MinigenError(f"cannot load {path}: {error}") from None
-    step, named = description["step"], _NAME.fullmatch(path.name)
-    if named and int(named[1]) != step:
+    if not _is_named_rightly(path, description["step"]):
         raise MinigenError(
-            f"{path} is of step {step}, whatever its name says: remove it, or name it so"
+            f"{path} is of step {description['step']}, whatever its name says: remove it, or "
+            "name it so"
         )
     return Checkpoint(
         config=description["config"],
         tokenizer=description["tokenizer"],
-        step=step,
+        step=description["step"],
         streams=description["streams"],
         corpus_sha256=description["corpus_sha256"],
         tensors=tensors,
@@ -184,6 +186,11 @@ def load(path: str | Path, *, moments: bool = True) -> Checkpoint:
         logs=description.get("logs"),
         corpus_files=description.get("corpus_files"),
     )
+
+
+def _is_named_rightly(path: Path, step: int) -> bool:
+    named = _NAME.fullmatch(path.name)  # as in a run folder; any other name says nothing
+    return named is None or int(named[1]) == step
 
 
 def load_model(model_path: str | Path) -> tuple[Model, ByteTokenizer]:

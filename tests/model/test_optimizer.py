@@ -284,6 +284,13 @@ def test_bias_corrections_after_a_resume_are_the_same_running_products():
     assert differs
 
 
+def test_a_resume_after_any_number_of_steps_takes_no_longer_than_the_products_change():
+    far, near = new_optimizer(1), new_optimizer(1)
+    far.resume(10**18)
+    near.resume(10**6)
+    assert far._beta_powers == near._beta_powers
+
+
 # trouble
 
 

@@ -320,7 +320,7 @@ def test_a_prompt_that_turns_the_text_round_turns_nothing_else(open_tab, tmp_pat
     prompt = "abc\u202edef"
     run = train(tmp_path / "run", **{"sampling.prompt": prompt, "training.steps": 40})
     tab = open_tab(write_report(run))
-    assert "\\u202e" in tab.page.text_content("#command")
+    assert "\\u202e" in tab.page.text_content("#config")
     for place in ("#command", "#config", "#reproduce"):
         assert "\u202e" not in tab.page.text_content(place)
     isolated = "(part) => getComputedStyle(part).unicodeBidi"

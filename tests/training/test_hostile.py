@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from minigen import MinigenError, Run
 from minigen.training import checkpoint
 from tests.conftest import TINY_SETTINGS, Result
 
@@ -145,6 +146,21 @@ def test_a_file_of_another_step_than_its_name_is_refused_by_every_command(
     shutil.copy(at(folder, 4), at(folder, 900))
     said = refused(minigen(command, str(folder)))
     assert f"{at(folder, 900)} is of step 4, whatever its name says: remove it" in said
+
+
+def test_nor_is_a_file_saved_that_loading_would_refuse_for_its_name(tiny_run: Path) -> None:
+    run = Run.load(tiny_run)
+    for name in ("step-5.safetensors", "step-000000000000000007.safetensors"):
+        with pytest.raises(MinigenError, match="its name is that of another step, and it is of 6"):
+            run.save(tiny_run.with_name(name))
+        assert not tiny_run.with_name(name).exists()
+
+
+@pytest.mark.parametrize("name", ["step-7-best", "step-7 (1)", "my-step-7", "STEP-7", "step-"])
+def test_any_other_name_of_a_users_own_is_free(name: str, tiny_run: Path, tmp_path: Path) -> None:
+    path = tmp_path / f"{name}.safetensors"
+    Run.load(tiny_run).save(path)
+    assert Run.load(path).step == 6
 
 
 # ── The config, and what a kill leaves of it ─────────────────────────────────────────────────────
