@@ -78,7 +78,7 @@ def bare_parts(shape: tuple[int, ...], batches: Batches) -> dict[str, Callable[[
     flat, moments = model.flat, list(optimizer.moments.values())
     gradient = np.zeros_like(flat)
     d = np.ones((N, V))
-    by_table = is_cheaper_by_table(N * K, len(rows), D)
+    by_table = is_cheaper_by_table(N * K, len(rows), (V, D))
     W, E = np.ones((K, D, V)), np.ones((V, D))
 
     def traffic() -> None:

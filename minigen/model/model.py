@@ -7,7 +7,6 @@ One table a step replaces N products; in generation it is the cache of what was 
 import hashlib
 import threading
 from collections.abc import Mapping
-from copy import copy
 from math import ldexp, prod
 from typing import Any, Self
 
@@ -85,9 +84,8 @@ class Model:
 
     def with_weights(self, flat: Floats) -> Self:
         """Return a model like this one that has the weights ``flat`` (P,), which become its own."""
-        twin = copy(self)
-        twin.flat = flat
-        twin._derive()
+        twin = object.__new__(type(self))
+        twin.__setstate__({**self.__getstate__(), "flat": flat})
         return twin
 
     def __getstate__(self) -> dict[str, Any]:

@@ -49,6 +49,7 @@ class Optimizer:
         self.warmup_steps, self.decay = warmup_steps, decay
         self.moments = {name: np.zeros(size) for name in OPTIMIZERS[name].moments}
         self.step = 0
+        self.rate = 0.0  # of the latest update
         self._beta_powers = (1.0, 1.0)
 
     def resume(self, step: int) -> None:
@@ -85,7 +86,7 @@ class Optimizer:
         """
         self.step += 1
         self._advance_beta_powers()
-        rate = self.learning_rate(self.step)
+        self.rate = rate = self.learning_rate(self.step)
         keep = 1.0 - rate * self.weight_decay
         clip = 1.0
         if self.gradient_clip > 0.0:

@@ -317,7 +317,7 @@ class Run:
         return StepRecord(
             step=step,
             loss=statistics.mean_loss,
-            learning_rate=self.optimizer.learning_rate(step),
+            learning_rate=self.optimizer.rate,
             optimizer_position=self.streams["optimizer"].position,
             inference_position=self.streams["inference"].position,
             validation_loss=validation_loss,

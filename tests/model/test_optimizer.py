@@ -46,7 +46,7 @@ def test_adamw_is_the_published_rule(size, weight_decay):
     p, m, v = found.copy(), np.zeros(size), np.zeros(size)
     for t in range(1, 9):
         g = numbers(size, seed=t) * 10.0 ** (t % 4 - 3)
-        found, rate = optimizer.update(found, g), optimizer.learning_rate(t)
+        found, rate = optimizer.update(found, g), optimizer.rate
         m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g**2
         m_hat, v_hat = m / (1 - 0.9**t), v / (1 - 0.99**t)
         p = p - rate * (m_hat / (np.sqrt(v_hat) + 1e-8) + weight_decay * p)
@@ -62,7 +62,7 @@ def test_sgd_is_the_plain_rule_with_momentum(size, momentum):
     p, velocity = found.copy(), np.zeros(size)
     for t in range(1, 9):
         g = numbers(size, seed=t)
-        found, rate = optimizer.update(found, g), optimizer.learning_rate(t)
+        found, rate = optimizer.update(found, g), optimizer.rate
         velocity = momentum * velocity + g
         p = p - rate * (velocity + 0.1 * p)
         assert np.abs(found - p).max() < 1e-12
