@@ -1,4 +1,4 @@
-"""The one safe writer, and the one owner of a folder.
+"""The one safe writer, the one owner of a folder, and what is said where the system refuses.
 
 A file gets all of its new content, or stays as it was. One process at a time writes to a folder.
 """
@@ -24,6 +24,17 @@ except ImportError:  # on Windows
 _STRAY = re.compile(r"\..+\.[0-9a-f]{16}\.unfinished", re.DOTALL)
 _STALE = 3600
 """Seconds in which a writer that is alive writes something, where it cannot hold a lock."""
+
+
+@contextmanager
+def explained(what: str, cure: str = "") -> Iterator[None]:
+    """Turn what the system refuses into a MinigenError: what could not be done, and why."""
+    try:
+        yield
+    except MinigenError:  # which says it already
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise MinigenError(f"{what}: {getattr(error, 'strerror', None) or error}{cure}") from error
 
 
 @contextmanager
@@ -94,11 +105,9 @@ def own(folder: Path) -> Ownership | None:
     """Own a folder; None where a system has no locks. Raises MinigenError where another does."""
     if fcntl is None:
         return None
-    try:
+    with explained(f"cannot read folder {folder}"):
         descriptor = os.open(folder, os.O_RDONLY)
         place = os.fstat(descriptor)
-    except OSError as error:
-        raise MinigenError(f"cannot read folder {folder}: {error.strerror}") from None
     key = place.st_dev, place.st_ino
     if owned := _owned.get(key):
         os.close(descriptor)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from minigen.errors import MinigenError
+from minigen.files import explained
 from minigen.paths import expand
 
 if TYPE_CHECKING:
@@ -119,12 +119,8 @@ def read_file(path: str) -> bytes:
     """Return a file's bytes, ``-`` being standard input; MinigenError names the cause."""
     if path == "-":
         return sys.stdin.buffer.read()
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        cause = getattr(error, "strerror", None) or error
-        raise MinigenError(f"cannot read {path}: {cause}") from None
+    with explained(f"cannot read {path}"), open(path, "rb") as file:
+        return file.read()
 
 
 def read_text(text: bytes | None, path: str | None = None) -> bytes:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from minigen.errors import MinigenError
 from minigen.exact.streams import Stream
+from minigen.files import explained
 from minigen.text.corpus import Progress, Tokens
 from minigen.training import checkpoint
 from minigen.training.config import Config
@@ -170,10 +170,8 @@ def kept_text(config: Config, folder: Path) -> Any:
         source = Path("/dev/stdin" if path == "-" else path)
         if path == "-" or (source.exists() and not source.is_file() and not source.is_dir()):
             copy = folder / f"text-{number}"
-            try:
+            with explained(f"cannot read {path}"):
                 copy.write_bytes(source.read_bytes())
-            except OSError as error:
-                raise MinigenError(f"cannot read {path}: {error.strerror}") from None
             source = copy
         kept.append(str(source))
     return kept

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minigen.errors import MinigenError
-from minigen.files import replacing
+from minigen.files import explained, replacing
 from minigen.paths import expand, home_is_known
 
 _FORMAT = "minigen tokens 4"
@@ -49,7 +49,7 @@ def path_of(folder: Path, recipe: list[Any], kind: str) -> Path:
 
 def read(path: Path) -> bytes:
     """Return the content of a file; raises MinigenError where there is none that is whole."""
-    with _reading(path), path.open("rb") as file:
+    with explained(f"cannot read {path}"), path.open("rb") as file:
         size = _check(file, path)
         file.seek(0)
         return file.read(size)
@@ -62,7 +62,7 @@ class TokenFile:
         """Open a file; raises MinigenError where there is none that is whole."""
         self._path = path
         self._seeking = threading.Lock()  # between two threads, where to read from would change
-        with _reading(path):
+        with explained(f"cannot read {path}"):
             self._file = path.open("rb", buffering=0)
             weakref.finalize(self, self._file.close)
             size = _check(self._file, path)
@@ -79,7 +79,7 @@ class TokenFile:
         A page of the map, with up to 2 MB around it, counts as memory of this process once it is
         touched, and to map it takes longer than to read it.
         """
-        with _reading(self._path), self._seeking:
+        with explained(f"cannot read {self._path}"), self._seeking:
             self._file.seek(start * self.array.itemsize)
             data = self._file.read((stop - start) * self.array.itemsize)
             return np.frombuffer(data, self.array.dtype)
@@ -87,20 +87,11 @@ class TokenFile:
     def windows(self, starts: NDArray[np.int64], width: int) -> NDArray[Any]:
         """Return ``width`` tokens from each start on (N, width)."""
         size, read = width * self.array.itemsize, []
-        with _reading(self._path), self._seeking:
+        with explained(f"cannot read {self._path}"), self._seeking:
             for place in (starts * self.array.itemsize).tolist():
                 self._file.seek(place)
                 read.append(self._file.read(size))
         return np.frombuffer(bytearray().join(read), self.array.dtype).reshape(-1, width)
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Name the file that cannot be read."""
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        raise MinigenError(f"cannot read {path}: {error}") from error
 
 
 def _check(file: IO[bytes], path: Path) -> int:
@@ -132,7 +123,8 @@ def writing(path: Path) -> Iterator[Callable[[bytes], None]]:
 
     Raises MinigenError where there is no room, or no right.
     """
-    try:
+    cure = "; set MINIGEN_CACHE to a folder with room"
+    with explained(f"cannot keep tokens in {path.parent}", cure):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             digest = hashlib.sha256(path.name.encode())
@@ -143,8 +135,3 @@ def writing(path: Path) -> Iterator[Callable[[bytes], None]]:
 
             yield write
             file.write(digest.digest())
-    except OSError as error:
-        raise MinigenError(
-            f"cannot keep tokens in {path.parent}: {error.strerror or error}; "
-            "set MINIGEN_CACHE to a folder with room"
-        ) from error

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 
 from minigen.errors import MinigenError, expect
 from minigen.exact.streams import MOST_WORDS
-from minigen.files import replacing
+from minigen.files import explained, replacing
 from minigen.model import memory
 from minigen.model.model import PARAMETERS as PARAMETERS
 from minigen.model.model import Model
@@ -229,10 +229,8 @@ def locate(model_path: str | Path) -> Path:
 
 def by_step(folder: Path) -> dict[int, Path]:
     """Map the steps of a run folder's checkpoints, as they are named, to their files."""
-    try:
+    with explained(f"cannot read folder {folder}"):
         names = os.listdir(folder)
-    except OSError as error:
-        raise MinigenError(f"cannot read folder {folder}: {error.strerror}") from None
     return {int(match[1]): folder / name for name in names if (match := _NAME.fullmatch(name))}
 
 
@@ -245,14 +243,12 @@ def write_atomically(path: str | Path, *parts: bytes | memoryview) -> None:
     path = Path(path)
     if path.is_dir():
         raise MinigenError(f"cannot save {path}: it is a folder; name a file in it")
-    try:
+    with explained(f"cannot save {path}", "; nothing was changed"):
         target = path.resolve() if path.is_symlink() else path
         is_special = target.exists() and not target.is_file()
         with open(target, "wb") if is_special else replacing(target) as file:
             for part in parts:
                 file.write(part)
-    except OSError as error:
-        raise MinigenError(f"cannot save {path}: {error.strerror}; nothing was changed") from None
 
 
 def _header(tensors: Tensors, text: str) -> bytes:

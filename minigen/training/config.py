@@ -12,6 +12,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from minigen.errors import MinigenError, OptionError, expect
+from minigen.files import explained
 from minigen.paths import expand
 from minigen.training.keys import KEYS, TABLES, TEXTS, Tables, described, shown
 
@@ -241,11 +242,10 @@ def _find(name_or_path: str | Path) -> Path:
 
 
 def _read(path: Path) -> Values:
-    try:
+    with explained(f"cannot read config {path}"):
         data = path.read_bytes()
+    try:
         return tomllib.loads(data.decode("utf-8-sig"))
-    except OSError as error:
-        raise MinigenError(f"cannot read config {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise MinigenError(f"{path}, line {line}: TOML must be UTF-8; save it so") from None

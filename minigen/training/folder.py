@@ -73,10 +73,8 @@ class RunFolder:
 
     def _make(self) -> None:
         require_empty(self.path)
-        try:
+        with files.explained(f"cannot make folder {self.path}"):
             self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise MinigenError(f"cannot make folder {self.path}: {error.strerror}") from None
         self._owned = files.own(self.path)
         require_empty(self.path)  # another one may have been faster
         self._write_config()
@@ -94,10 +92,8 @@ class RunFolder:
         self._open_logs()
 
     def _open_logs(self) -> None:
-        try:
+        with files.explained(f"cannot write to {self.path}"):
             self._logs = {name: Log(self.path / name) for name in logs.LOGS}
-        except OSError as error:
-            raise MinigenError(f"cannot write to {self.path}: {error.strerror}") from None
 
     def _write_config(self) -> None:
         checkpoint.write_atomically(self.path / CONFIG, self.run.config.to_toml().encode())
@@ -111,11 +107,9 @@ class RunFolder:
         self.latest = self._checkpoint()
 
     def _sync(self) -> dict[str, logs.State]:
-        try:
+        with files.explained(f"cannot write to {self.path}"):
             for name in logs.VOUCHED:
                 self._logs[name].sync()
-        except OSError as error:
-            raise MinigenError(f"cannot write to {self.path}: {error.strerror}") from None
         return {name: self._logs[name].state for name in logs.VOUCHED}
 
     def _append(self, log: str, line: logs.Line) -> None:
@@ -206,14 +200,12 @@ def _loaded(path: Path) -> checkpoint.Checkpoint | None:
 
 def require_empty(path: Path) -> None:
     """Raise MinigenError unless the folder is new or empty, but for what a kill left unfinished."""
-    try:
+    with files.explained(f"cannot read folder {path}"):
         if not path.exists():
             return
         files.remove_strays(path)
         # Of config.toml, hidden, is what a kill left of it.
         there = [name for name in os.listdir(path) if not name.startswith(f".{CONFIG}.")]
-    except OSError as error:
-        raise MinigenError(f"cannot read folder {path}: {error.strerror}") from None
     if there:
         go_on = ", or go on with minigen train --resume" if CONFIG in there else ""
         raise MinigenError(f"{path} is not a new or empty folder: name another with --out{go_on}")

@@ -151,15 +151,13 @@ def create(path: Path, runs: Mapping[str, Config]) -> files.Ownership | None:
     if not path.is_dir():
         require_empty(path)
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        with files.explained(f"cannot make folder {path}"):
+            path.mkdir(parents=True, exist_ok=True)
         owned = files.own(path)
         require_empty(path)
         _write_plan(path, runs)
         for name, config in runs.items():
             mend(path / name, config)
-    except OSError as error:
-        raise MinigenError(f"cannot make folder {path}: {error.strerror}") from None
-    else:
         return owned
     finally:
         if is_new:
@@ -227,7 +225,7 @@ def mend(folder: Path, config: Config) -> str:
     what is left: from its last sound checkpoint, or where its log is damaged, from the start.
     """
     faults = []
-    try:
+    with files.explained(f"cannot mend {folder}"):
         if not folder.exists():
             folder.mkdir()
             faults.append("its folder is gone")
@@ -253,8 +251,6 @@ def mend(folder: Path, config: Config) -> str:
             for file in (folder / METRICS, *(saved[step] for step in saved if step)):
                 if file.exists():
                     _set_aside(file)
-    except OSError as error:
-        raise MinigenError(f"cannot mend {folder}: {error.strerror}") from None
     return "; ".join(faults)
 
 
