@@ -128,7 +128,7 @@ WeightFilter = Callable[[Floats, Floats, Any], Floats]
 class Option:
     """All that is known of an option beside its name, default and place: see ``Policy``.
 
-    ``help`` is its line of ``--help``; ``example`` and ``comment`` stand in ``fables.toml``.
+    ``help`` is its line of ``--help`` and its comment in ``fables.toml``, beside ``example``.
     ``off`` is a value beside None and the default that switches it off. One of the functions is
     set; ``forbids`` and ``counts`` belong to a rule: whether it only forbids tokens, and whether
     it asks how often each one occurred.
@@ -137,7 +137,6 @@ class Option:
     kind: Number | Whole | Ids | Biases
     help: str
     example: Any
-    comment: str
     off: Any = None
     rule: Rule | None = None
     forbids: bool = False
@@ -204,17 +203,15 @@ class Policy:
     logit_bias: Mapping[int, float] = _option(
         {},
         Biases("a biased token's id", "a logit bias"),
-        help="Add BIAS to the logit of token ID.",
+        help="Add a number to the logit of a token id.",
         example={"65": 1.5},
-        comment="What is added to the logit of a token id.",
         rule=rules.add_bias,
     )
     repetition_penalty: float = _option(
         1.0,
         Number(ulp(0.0), inf, "greater than 0", "1 is off"),
-        help="Divide logits of tokens that occurred, in the prompt too.",
+        help="Divide logits of tokens that occurred, in the prompt too; below 0, multiply.",
         example=1.1,
-        comment="Logits of tokens that occurred are divided by it (below 0: times it).",
         rule=rules.penalize_repetition,
         counts=True,
     )
@@ -223,16 +220,14 @@ class Policy:
         _PENALTY,
         help="Subtract this for each occurrence, in the prompt too.",
         example=0.1,
-        comment="Taken off a logit for each time that its token occurred.",
         rule=rules.penalize_frequency,
         counts=True,
     )
     presence_penalty: float = _option(
         0.0,
         _PENALTY,
-        help="Subtract this from tokens that occurred, in the prompt too.",
+        help="Subtract this once from tokens that occurred, in the prompt too.",
         example=0.1,
-        comment="Taken off a logit once if its token occurred.",
         rule=rules.penalize_presence,
         counts=True,
     )
@@ -241,7 +236,6 @@ class Policy:
         Whole(),
         help="Never repeat N tokens in a row, of the prompt either.",
         example=8,
-        comment="No run of so many tokens comes twice.",
         off=0,
         rule=rules.forbid_repeated_ngrams,
         forbids=True,
@@ -249,27 +243,24 @@ class Policy:
     suppress_tokens: Sequence[int] = _option(
         (),
         Ids("a suppressed token's id"),
-        help="Never choose token ID.",
+        help="Never choose these token ids.",
         example=[0],
-        comment="Ids that are never chosen.",
         rule=rules.suppress,
         forbids=True,
     )
     min_new_tokens: int = _option(
         0,
         Whole(),
-        help="Do not end the text, by --stop either, before so many tokens.",
+        help="Do not end the text, by a stop string either, before so many tokens.",
         example=1,
-        comment="No end of text before so many tokens.",
         rule=rules.delay_end_of_text,
         forbids=True,
     )
     temperature: float = _option(
         1.0,
         Number(0.0, inf, "at least 0", "0 is greedy, 1 changes nothing"),
-        help="Divide logits by this; 0 is greedy.",
+        help="Divide logits by this: below 1 the likely becomes likelier; 0 is greedy.",
         example=None,  # the config has a default of its own
-        comment="Below 1 the likely becomes likelier; 0 is greedy.",
         gap_filter=filters.scale_temperature,
     )
     top_n_sigma: float | None = _option(
@@ -277,7 +268,6 @@ class Policy:
         Number(ulp(0.0), inf, "greater than 0", "leave it out to switch it off"),
         help="Keep logits within N standard deviations of the best.",
         example=1.5,
-        comment="Only tokens whose logit is within so many standard deviations of the best.",
         gap_filter=filters.keep_top_n_sigma,
     )
     top_k: int | None = _option(
@@ -285,7 +275,6 @@ class Policy:
         Whole(),
         help="Keep the K likeliest tokens.",
         example=40,
-        comment="Only so many of the likeliest tokens.",
         off=0,
         gap_filter=filters.keep_top_k,
     )
@@ -294,7 +283,6 @@ class Policy:
         _SHARE,
         help="Keep the likeliest tokens up to this probability.",
         example=0.95,
-        comment="Only the likeliest tokens that make up this share.",
         off=1,  # with its slack it would cut the tail
         weight_filter=filters.keep_top_p,
     )
@@ -303,7 +291,6 @@ class Policy:
         _SHARE,
         help="Keep tokens at least this times as likely as the best.",
         example=0.05,
-        comment="Only tokens at least so many times as likely as the best.",
         off=0,
         weight_filter=filters.keep_min_p,
     )
@@ -312,7 +299,6 @@ class Policy:
         _SHARE,
         help="Keep the most typical tokens up to this probability.",
         example=0.95,
-        comment="Only the most typical share: tokens of about average surprise.",
         off=1,
         weight_filter=filters.keep_typical_p,
     )
@@ -321,7 +307,6 @@ class Policy:
         _SHARE,
         help="Keep tokens of at least this probability.",
         example=0.0003,
-        comment="Only tokens of at least this probability.",
         off=0,
         weight_filter=filters.keep_epsilon,
     )
@@ -330,7 +315,6 @@ class Policy:
         _SHARE,
         help="The same, lowered where the distribution is flat.",
         example=0.0003,
-        comment="The same, with a lower bar where many tokens are likely.",
         off=0,
         weight_filter=filters.keep_eta,
     )

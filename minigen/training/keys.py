@@ -232,7 +232,7 @@ def _option(name: str) -> tuple[Any, Any]:
     option, neutral = OPTIONS[name], DEFAULTS[name]
     extra: dict[str, Any] = {"default": 0.5 if name == "temperature" else neutral}
     extra |= {"decides_weights": False, "example": option.example}
-    return Any, Field(neutral, description=option.comment, json_schema_extra=extra)
+    return Any, Field(neutral, description=option.help, json_schema_extra=extra)
 
 
 if TYPE_CHECKING:

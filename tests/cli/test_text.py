@@ -141,7 +141,7 @@ def test_an_option_that_would_change_nothing_is_refused(minigen: Command, mistak
         "occurred, in the prompt too",
         "Equal prompts get equal texts",
         "taken literally",
-        "by --stop either",
+        "by a stop string either",
     ],
 )
 def test_help_says_what_behaviour_is(minigen: Command, clause: str) -> None:
