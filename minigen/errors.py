@@ -17,11 +17,24 @@ def expect(name: str, value: object, *kinds: type, cure: str = "") -> None:
     """Raise OptionError unless a value is of one of some types."""
     if not isinstance(value, kinds) or isinstance(value, bool):
         named = " or ".join("whole number" if kind is Integral else kind.__name__ for kind in kinds)
-        shown = repr(value)
-        shown = shown if len(shown) <= 80 else shown[:77] + "..."
-        raise OptionError(f"{name} must be a {named} (got {shown})" + (f"; {cure}" if cure else ""))
+        cure = f"; {cure}" if cure else ""
+        raise OptionError(f"{name} must be a {named} (got {shown(value)}){cure}")
+
+
+def shown(value: object) -> str:
+    """Return a value for an error message: in one line, never endless."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python shows no integer of more than 4300 digits
+        text = "a number too long to show"
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return the known name that is most like one that was mistyped."""
-    return max(known, key=lambda word: difflib.SequenceMatcher(None, name, word).ratio())
+    return max(known, key=lambda word: likeness(name, word))
+
+
+def likeness(word: str, known: str) -> float:
+    """Say how much two names have in common, from 0 to 1."""
+    return difflib.SequenceMatcher(None, word, known).ratio()

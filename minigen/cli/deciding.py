@@ -15,8 +15,8 @@ from minigen.cli.options import (
     model_argument,
     print_json,
     prompt_argument,
+    quoted,
     read_text,
-    shown,
 )
 from minigen.errors import OptionError
 
@@ -55,7 +55,7 @@ def next_(model: str, prompt: bytes | None, top: int, as_json: bool, **options: 
         return
     click.echo("    id  bytes                   logit  probability    −ln p")
     for c in decision.candidates:
-        name = "<|endoftext|>" if c.token_id == END_OF_TEXT else shown(c.bytes)
+        name = "<|endoftext|>" if c.token_id == END_OF_TEXT else quoted(c.bytes)
         mark = "  ← greedy" if c.token_id == decision.greedy_token_id else ""
         figures = f"{c.logit:10.4f}  {c.probability:11.6f} {c.negative_log_likelihood:8.4f}"
         click.echo(f"{c.token_id:6d}  {name:18s} {figures}{mark}")

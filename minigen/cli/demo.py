@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from minigen.cli import cli
-from minigen.cli.options import PATH, overrides, set_option
+from minigen.cli.options import out_option, overrides, report_option, set_option
 from minigen.cli.progress import progress_option
 from minigen.cli.training import (
     deferred_interrupts,
@@ -30,10 +30,8 @@ def _free_folder() -> Path:
 
 
 @cli.command()
-@click.option(
-    "--out", type=PATH, metavar="DIR", help="Run folder, new or empty.  [default: runs/demo]"
-)
-@click.option("--report", is_flag=True, help="Write report.html into the folder at the end.")
+@out_option("runs/demo")
+@report_option
 @set_option
 @progress_option
 def demo(out: str | None, report: bool, settings: tuple[str, ...], progress: bool | None) -> int:

@@ -83,6 +83,15 @@ set_option = click.option(
     metavar="KEY=VALUE",
     help="Override a config key, as training.steps=500; the value is TOML. May be repeated.",
 )
+report_option = click.option(
+    "--report", is_flag=True, help="Write report.html into the folder at the end."
+)
+
+
+def out_option(default: str) -> Decorator:
+    """Return the option that names the folder to fill."""
+    text = f"Folder to fill, new or empty.  [default: {default}]"
+    return click.option("--out", type=PATH, metavar="DIR", help=text)
 
 
 def count_option(name: str, default: int, text: str) -> Decorator:
@@ -106,7 +115,7 @@ def print_json(value: object) -> None:
     click.echo(json.dumps(_finite(value), ensure_ascii=False, allow_nan=False))
 
 
-def shown(data: bytes) -> str:
+def quoted(data: bytes) -> str:
     """Return bytes as a quoted text for a table: escapes for what cannot be seen."""
     try:
         text = data.decode()

@@ -11,8 +11,8 @@ from minigen.cli.options import (
     json_option,
     model_argument,
     print_json,
+    quoted,
     read_text,
-    shown,
     text_option,
 )
 from minigen.cli.progress import clock
@@ -48,7 +48,7 @@ def score(model: str, text: bytes | None, path: str | None, as_json: bool) -> No
         return
     click.echo("    id  bytes             probability       −ln p")
     for token, log_p in zip(result.token_ids, result.log_probabilities, strict=True):
-        name = shown(generator.tokenizer.token_bytes(token))
+        name = quoted(generator.tokenizer.token_bytes(token))
         click.echo(f"{token:6d}  {name:16s} {float(exp(log_p)):12.6g} {0.0 - log_p:11.6f}")
     click.echo(f"total          {result.total_nats:.6f} nats, the sum of −ln p")
     click.echo(f"probability    {result.probability:.6g}, the product")

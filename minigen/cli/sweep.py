@@ -14,8 +14,8 @@ import click
 from minigen import files
 from minigen.cli import cli
 from minigen.cli.options import (
-    PATH,
     config_argument,
+    out_option,
     set_option,
     text_option,
 )
@@ -36,9 +36,7 @@ _GLANCE = 0.5  # seconds between two looks at how far the runs have come
 @text_option
 @set_option
 @click.option("--seeds", metavar="START:STOP", help="Seeds, as 0:5 for 0 to 4.  [default: one]")
-@click.option(
-    "--out", type=PATH, metavar="DIR", help="Folder, new or empty.  [default: runs/<config>-sweep]"
-)
+@out_option("runs/<config>-sweep")
 @click.option("--resume", is_flag=True, help="Go on with the sweep in the folder.")
 @progress_option
 def sweep(

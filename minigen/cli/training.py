@@ -15,9 +15,10 @@ import click
 
 from minigen.cli import cli
 from minigen.cli.options import (
-    PATH,
     config_argument,
+    out_option,
     overrides,
+    report_option,
     set_option,
     text_option,
 )
@@ -123,11 +124,9 @@ def _train(folder: "RunFolder", progress: bool | None) -> bool:
 @config_argument
 @text_option
 @set_option
-@click.option(
-    "--out", type=PATH, metavar="DIR", help="Run folder, new or empty.  [default: runs/<config>]"
-)
+@out_option("runs/<config>")
 @click.option("--resume", is_flag=True, help="Go on with the run in the folder.")
-@click.option("--report", is_flag=True, help="Write report.html into the folder at the end.")
+@report_option
 @progress_option
 def train(
     config: str | None,

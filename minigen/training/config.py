@@ -1,6 +1,5 @@
 """A config says everything that decides a run: TOML tables, laid over the keys' defaults."""
 
-import difflib
 import os
 import shlex
 import tomllib
@@ -11,10 +10,10 @@ from typing import Any, Self
 import tomli_w
 from pydantic import ValidationError
 
-from minigen.errors import MinigenError, OptionError, expect
+from minigen.errors import MinigenError, OptionError, expect, likeness, nearest, shown
 from minigen.files import explained
 from minigen.paths import expand
-from minigen.training.keys import KEYS, TABLES, TEXTS, Tables, described, shown
+from minigen.training.keys import KEYS, TABLES, TEXTS, Tables, described
 
 CONFIG = "config.toml"
 """The file of a run folder that holds its config, and with it where its text lies."""
@@ -233,7 +232,7 @@ def _find(name_or_path: str | Path) -> Path:
         return Path(expand(name))
     known = shipped()
     if name not in known:
-        nearest_first = sorted(known, key=lambda one: -_likeness(name, one))
+        nearest_first = sorted(known, key=lambda one: -likeness(name, one))
         raise OptionError(
             f"no shipped config is called {name!r}: there are {', '.join(nearest_first)}; "
             "the path of a file ends in .toml or holds a /"
@@ -284,8 +283,7 @@ def _fault(fault: Any, tables: Values) -> tuple[str, str]:
 def _unknown(dotted: str, tables: Values) -> str:
     name, _, key = dotted.partition(".")
     if not key and isinstance(tables[name], dict):
-        nearest = max(TABLES, key=lambda table: _likeness(name, table))
-        return f"unknown table {name!r}: the nearest known one is [{nearest}]"
+        return f"unknown table {name!r}: the nearest known one is [{nearest(name, TABLES)}]"
     return unknown_key(dotted)
 
 
@@ -293,16 +291,12 @@ def unknown_key(dotted: str) -> str:
     """Say that there is no such key, or table, and which is the most like it."""
     table, _, name = dotted.rpartition(".")
 
-    def likeness(known: str) -> float:
+    def rank(known: str) -> float:
         known_table, _, known_name = known.rpartition(".")
-        return _likeness(name, known_name) + 0.25 * (known_table == table)
+        return likeness(name, known_name) + 0.25 * (known_table == table)
 
-    nearest = max([*KEYS, *TABLES], key=likeness)
-    return f"unknown key {dotted!r}: the nearest known one is {nearest}"
-
-
-def _likeness(word: str, known: str) -> float:
-    return difflib.SequenceMatcher(None, word, known).ratio()
+    meant = max([*KEYS, *TABLES], key=rank)
+    return f"unknown key {dotted!r}: the nearest known one is {meant}"
 
 
 def _flat(overrides: Mapping[str, object]) -> dict[str, object]:

@@ -337,12 +337,3 @@ def described(table: str) -> str:
 
 for _name, _table in TABLES.items():
     _table.__doc__ = f"{_table.__doc__}\n\n    The keys, with their defaults:\n{described(_name)}"
-
-
-def shown(value: object) -> str:
-    """Return a value for an error message: in one line, never endless."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python shows no integer of more than 4300 digits
-        text = "a number too long to show"
-    return text if len(text) <= 80 else text[:77] + "..."
