@@ -61,43 +61,24 @@ def _prompts(prompt: bytes | None, path: str | None) -> list[bytes]:
     return prompts
 
 
-class Printer:
-    """Writes texts in order while they are made in any order: the first unfinished one live."""
+class InOrder:
+    """Hands pieces on text by text, in the order of the prompts, as soon as that is possible."""
 
-    def __init__(self, prompts: Iterable[bytes], live: bool):
-        self._prompts = iter(prompts)
-        self._unwritten: dict[int, str] = {}
-        self._finished: set[int] = set()
-        self._current = 0
-        self._live = live
-        self._started = False
+    def __init__(self) -> None:
+        self._waiting: dict[int, list[Piece]] = {}
+        self._row = 0
 
-    def push(self, piece: "Piece") -> None:
-        """Take one piece of one text."""
-        self._unwritten[piece.row] = self._unwritten.get(piece.row, "") + piece.text
-        if piece.continuation:
-            self._finished.add(piece.row)
-        while self._current in self._unwritten:
-            self._start()
-            sys.stdout.write(self._unwritten[self._current])
-            self._unwritten[self._current] = ""
-            if self._current not in self._finished:
-                break
-            sys.stdout.write("\n")
-            self._finished.remove(self._current)
-            del self._unwritten[self._current]
-            self._current, self._started = self._current + 1, False
-        if self._live:
-            sys.stdout.flush()
+    def push(self, piece: "Piece") -> "Iterator[Piece]":
+        """Take one piece; yield those that have no unfinished text before them."""
+        self._waiting.setdefault(piece.row, []).append(piece)
+        while ready := self._waiting.get(self._row):
+            yield from ready
+            del self._waiting[self._row]
+            self._row += ready[-1].continuation is not None
 
-    def _start(self) -> None:
-        """Write what stands before a continuation: of the prompt all whole characters."""
-        if not self._started:
-            from minigen.text.tokenizer import TextStream
-
-            between = "---\n" if self._current else ""
-            sys.stdout.write(between + TextStream().push(next(self._prompts)))
-            self._started = True
+    def rest(self) -> "list[Piece]":
+        """Return the last piece of each other text, where the generation was stopped."""
+        return [pieces[-1] for _, pieces in sorted(self._waiting.items())]
 
 
 def _refuse_what_does_nothing(context: click.Context, policy: "Policy") -> None:
@@ -229,10 +210,7 @@ def generate(
             **common,
         )
     if not as_json:
-        texts = (text for text in prompts for _ in range(num_samples))
-        printer = Printer(texts, live=stream)
-        for piece in _explained(pieces):
-            printer.push(piece)
+        _print_texts(_explained(pieces), prompts, num_samples, live=stream)
         return
     facts = common | {"model": generator.fingerprint, "policy": policy.changed}
     facts["seed"] = None if policy.greedy or num_beams > 1 else seed
@@ -250,18 +228,39 @@ def _whole(texts: "Iterable[Continuation]") -> "Iterator[Piece]":
     return (Piece(row, None, text.text, text) for row, text in enumerate(texts))
 
 
+def _print_texts(
+    pieces: "Iterator[Piece]", prompts: list[bytes], num_samples: int, live: bool
+) -> None:
+    """Write texts in order while they are made in any order: the first unfinished one live."""
+    from minigen.text.tokenizer import TextStream
+
+    order, is_new = InOrder(), True
+    for piece in pieces:
+        for ready in order.push(piece):
+            if is_new:  # of the prompt all whole characters
+                sys.stdout.write("---\n" if ready.row else "")
+                sys.stdout.write(TextStream().push(prompts[ready.row // num_samples]))
+            is_new = ready.continuation is not None
+            sys.stdout.write(ready.text + "\n" * is_new)
+        if live:
+            sys.stdout.flush()
+
+
 def _print_json_lines(pieces: "Iterator[Piece]", num_samples: int, facts: dict[str, Any]) -> None:
     """Print a line for each text, in order; stopped half-way, what was finished by then is out."""
-    from minigen.decoding.generation import InOrder
+
+    def show(piece: "Piece") -> None:
+        if piece.continuation:
+            print_json(_json_line(piece.continuation, piece.row % num_samples, facts))
 
     order = InOrder()
     try:
         for piece in pieces:
-            for row, text in order.push(piece):
-                print_json(_json_line(text, row % num_samples, facts))
+            for ready in order.push(piece):
+                show(ready)
     finally:
-        for row, text in order.rest():
-            print_json(_json_line(text, row % num_samples, facts))
+        for ready in order.rest():
+            show(ready)
 
 
 def _explained(pieces: "Iterator[Piece]") -> "Iterator[Piece]":

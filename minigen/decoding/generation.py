@@ -386,27 +386,6 @@ def _generate(
             batch.select([i for i, row in enumerate(batch.rows) if row not in ended])
 
 
-class InOrder:
-    """Hands finished texts on in the order of their prompts, as soon as that is possible."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[int, Continuation] = {}
-        self._next = 0
-
-    def push(self, piece: Piece) -> Iterator[tuple[int, Continuation]]:
-        """Take one piece; yield the rows that are now finished and have none before them."""
-        if piece.continuation:
-            self._waiting[piece.row] = piece.continuation
-        while self._next in self._waiting:
-            yield self._next, self._waiting[self._next]
-            del self._waiting[self._next]
-            self._next += 1
-
-    def rest(self) -> list[tuple[int, Continuation]]:
-        """Return the other finished rows, where the generation was stopped."""
-        return sorted(self._waiting.items())
-
-
 def complete(pieces: Iterator[Piece]) -> list[Continuation]:
     """Run a generation to its end; return the finished texts in the order of the prompts."""
     finished = {piece.row: piece.continuation for piece in pieces if piece.continuation}
