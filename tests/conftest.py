@@ -1,6 +1,7 @@
 """What several tests share: a small trained run, and the command line in this process."""
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import settings
 
 from minigen import cli
+from minigen.signals import STOP_SIGNALS
 
 # Of all property tests: a busy machine is no fault, and the examples are the same each time.
 # `pytest --hypothesis-profile=default` looks for others.
@@ -19,6 +21,15 @@ not_as_root = pytest.mark.skipif(
     hasattr(os, "geteuid") and os.geteuid() == 0,
     reason="root may read and write everything: needs to run as another user",
 )
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and nohup a hang-up: what
+# they start would ignore it, too.
+for _number in STOP_SIGNALS:
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        _is_interrupt = _number == signal.SIGINT
+        signal.signal(_number, signal.default_int_handler if _is_interrupt else signal.SIG_DFL)
+
+PATIENCE = 600.0  # seconds until a process hangs: many, since a busy machine is no fault
 
 TINY = {  # a run of a second: bytes only, two of context
     "tokenizer.vocab_size": 257,

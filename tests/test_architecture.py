@@ -382,3 +382,18 @@ def test_generation_imports_neither_scipy_nor_numba_nor_pydantic(module):
     script = f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (found.stdout, found.stderr) == ("[]\n", "")
+
+
+# (d) What is handed out stays as it is
+
+
+def test_every_dataclass_is_frozen_but_the_batch_of_texts_in_the_making():
+    loose = [
+        node.name
+        for file in FILES
+        for node in ast.walk(ast.parse(file.read_bytes()))
+        if isinstance(node, ast.ClassDef)
+        for decorator in map(ast.unparse, node.decorator_list)
+        if decorator.startswith("dataclass") and "frozen=True" not in decorator
+    ]
+    assert loose == ["_Batch"]

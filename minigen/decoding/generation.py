@@ -96,7 +96,7 @@ class StopStrings:
 
     def begun(self, tail: bytes) -> int:
         """How many bytes at the end of a text may still become a stop string."""
-        return max((_overlap(tail, string) for string in self.strings), default=0)
+        return max(_overlap(tail, string) for string in self.strings)
 
 
 def _overlap(text: bytes, string: bytes) -> int:

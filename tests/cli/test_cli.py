@@ -12,7 +12,7 @@ import click
 import pytest
 
 from minigen import cli
-from tests.conftest import TINY_SETTINGS, Result, not_as_root
+from tests.conftest import PATIENCE, TINY_SETTINGS, Result, not_as_root
 
 Command = Callable[..., Result]
 COMMANDS = cli.cli.list_commands(click.Context(cli.cli))
@@ -20,7 +20,7 @@ COMMANDS = cli.cli.list_commands(click.Context(cli.cli))
 
 def subprocess_run(*arguments: str, **options: object) -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "minigen", *arguments]
-    return subprocess.run(command, capture_output=True, timeout=60, **options)  # type: ignore[call-overload,no-any-return]
+    return subprocess.run(command, capture_output=True, timeout=PATIENCE, **options)  # type: ignore[call-overload,no-any-return]
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
@@ -354,7 +354,7 @@ def test_output_is_utf8_in_any_locale(tiny_run: Path) -> None:
 def test_a_closed_pipe_ends_quietly(tiny_run: Path) -> None:
     command = f"{sys.executable} -m minigen generate {tiny_run} a --max-new-tokens 20000"
     shell = ["bash", "-c", f"set -o pipefail; {command} | head -c 5"]
-    result = subprocess.run(shell, capture_output=True, timeout=60)
+    result = subprocess.run(shell, capture_output=True, timeout=PATIENCE)
     assert (result.returncode, result.stderr) == (0, b"")
 
 
@@ -365,7 +365,7 @@ def test_a_stream_that_is_closed_is_like_an_empty_one(
 ) -> None:
     command = [sys.executable, "-m", "minigen", "generate", f"{tiny_run}{model}", "-"]
     script = ["sh", "-c", f'exec "$@" {closed}', "sh", *command]
-    result = subprocess.run(script, capture_output=True, timeout=60, stdin=subprocess.DEVNULL)
+    result = subprocess.run(script, capture_output=True, timeout=PATIENCE, stdin=subprocess.DEVNULL)
     assert result.returncode == status
     assert (result.stdout != b"") == (status == 0 and closed != ">&-")
     assert result.stderr.count(b"\n") == (status == 1 and closed != "2>&-")

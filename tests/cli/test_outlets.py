@@ -13,7 +13,7 @@ import pytest
 from minigen import cli
 from minigen.cli.progress import note
 from minigen.errors import MinigenError
-from tests.conftest import TINY_SETTINGS
+from tests.conftest import PATIENCE, TINY_SETTINGS
 
 MINIGEN = [sys.executable, "-m", "minigen"]
 NO_ROOM = b"Error: cannot write to stdout: No space left on device\n"
@@ -28,7 +28,7 @@ def reader_gone() -> int:
 
 def run(*arguments: object, **streams: object) -> subprocess.CompletedProcess[bytes]:
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
-    return subprocess.run([*MINIGEN, *map(str, arguments)], timeout=120, **streams)  # type: ignore[call-overload,no-any-return]
+    return subprocess.run([*MINIGEN, *map(str, arguments)], timeout=PATIENCE, **streams)  # type: ignore[call-overload,no-any-return]
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +143,7 @@ def test_a_signal_to_stop_saves_and_says_how_to_go_on_even_said_twice(
     process = start(tmp_path / "it's my $HOME")
     for _ in range(1 if name == "SIGINT" else 2):
         process.send_signal(getattr(signal, name))
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     saved, how = err.decode().splitlines()[-2:]
     assert saved.startswith("interrupted at step ")
@@ -161,7 +161,7 @@ def test_a_signal_that_the_launcher_ignores_stays_ignored(tmp_path: Path, name: 
     assert process.stderr
     process.stderr.readline()  # it trains on
     process.terminate()
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
 
 
@@ -222,7 +222,9 @@ def test_whatever_a_library_raises_is_told_in_one_line(error: str, told: str) ->
         "c.load_model = load\n"
         "raise SystemExit(cli.run(['generate', 'model']))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, timeout=PATIENCE, text=True
+    )
     assert done.returncode == 1
     assert done.stderr.startswith(told)
     assert done.stderr.count("\n") == 1

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from minigen.cli.outlets import visible
-from tests.conftest import TINY_SETTINGS, Result
+from tests.conftest import PATIENCE, TINY_SETTINGS, Result
 
 Command = Callable[..., Result]
 MINIGEN = [sys.executable, "-m", "minigen"]
@@ -170,7 +170,7 @@ def test_what_would_command_a_terminal_is_escaped_there_and_raw_elsewhere(tiny_r
     arguments = ("generate", str(tiny_run), prompt, "--max-new-tokens", "1", "--greedy")
     shown = on_a_terminal(*arguments, which="stdout").decode()
     assert shown.startswith("a\\x1b[2J\\u202eb\\x9b\tc")
-    piped = subprocess.run([*MINIGEN, *arguments], capture_output=True, timeout=60).stdout
+    piped = subprocess.run([*MINIGEN, *arguments], capture_output=True, timeout=PATIENCE).stdout
     assert piped.decode().startswith(prompt)
     assert "\\x1b[2J" in on_a_terminal("info", "no\x1b[2Jfile", which="stderr").decode()
     piped = subprocess.run([*MINIGEN, "info", "no\x1b[2Jfile"], capture_output=True).stderr
@@ -199,7 +199,7 @@ def test_a_generation_that_is_stopped_has_given_every_text_that_was_finished(
         assert process.stdout
         first = process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        rest, error = process.communicate(timeout=60)
+        rest, error = process.communicate(timeout=PATIENCE)
     lines = [first, *rest.splitlines()]
     assert process.returncode == 130
     assert error == b"Error: interrupted\n"

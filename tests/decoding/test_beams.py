@@ -170,6 +170,18 @@ def test_beams_end_at_stop_strings_and_end_of_text():
     assert [(t.text, t.finish_reason) for t in texts] == [("ab", "stop"), ("ab", "end_of_text")]
 
 
+def test_a_stop_string_begins_in_the_text_of_the_beam_that_it_ends():
+    table = np.full((257, 257), -9.0)
+    table[ord("x"), [*b"ca"]] = 1.0, 0.9  # the best beam is c, and the other one a
+    table[[*b"ca"], ord("b")] = 5.0
+    table[ord("b"), ord("d")] = 5.0
+    texts = beam_search(
+        Bigrams(table), TOKENIZER, "x", num_beams=2, stop="ab", max_new_tokens=3, length_penalty=0
+    )
+    ends = [(t.text, t.finish_reason, bytes(t.token_ids)) for t in texts]
+    assert sorted(ends) == [("", "stop", b"ab"), ("cbd", "length", b"cbd")]
+
+
 def test_logit_rules_see_the_history_of_each_beam():
     policy = Policy(no_repeat_ngram_size=1, suppress_tokens=[1])
     found = search(

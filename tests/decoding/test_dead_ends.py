@@ -297,3 +297,14 @@ def test_a_run_whose_every_sample_is_a_dead_end_is_the_run_without_samples():
         without = Run(Config.load("fables", {**sizes, "sampling.every": 0}))
         without.train()
         assert run.fingerprint == without.fingerprint
+
+
+def test_the_rules_of_one_text_are_named_whatever_its_neighbours_may_still_say():
+    policy = Policy(presence_penalty=0.5, no_repeat_ngram_size=1)
+    history = policy.history([[0, 1, 2], [0], [0, 1, 2]], 3)
+    logits = np.zeros((3, 3))
+    _, dead = policy.adjust(logits, history)
+    assert dead.tolist() == [True, False, True]
+    for row in (0, 2):
+        named = str(policy.dead_end(logits, history, row))
+        assert named.startswith("no_repeat_ngram_size=1 leaves no token")

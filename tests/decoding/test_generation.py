@@ -8,8 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minigen.decoding.beams import beam_search
+from minigen.decoding.candidates import decide
 from minigen.decoding.generation import StopStrings, complete, generate, padded_contexts
 from minigen.decoding.policy import Policy
+from minigen.decoding.scoring import score
+from minigen.decoding.speculation import speculate
 from minigen.errors import MinigenError, OptionError
 from minigen.exact.streams import Stream
 from minigen.model import head
@@ -338,9 +342,47 @@ def test_a_request_that_cannot_be_met_is_refused_before_it_starts(options, messa
         generate(small_model(), TOKENIZER, ["a"], policy, streams, **options)
 
 
-def test_a_model_of_another_vocabulary_is_refused():
-    with pytest.raises(MinigenError, match="must have one vocabulary"):
-        generate(Model(300, 4, 8), TOKENIZER, ["a"], GREEDY)
+OTHER = Model(300, 4, 8)
+CALLS = {  # each call of this room: what it needs, and the counts that it takes
+    "generate": (
+        lambda model, **options: generate(model, TOKENIZER, ["a"], GREEDY, **options),
+        ["max_new_tokens"],
+    ),
+    "beams": (
+        lambda model, **options: beam_search(model, TOKENIZER, "a", **{"num_beams": 2, **options}),
+        ["num_beams", "max_new_tokens"],
+    ),
+    "next": (lambda model, **options: decide(model, TOKENIZER, "a", **options), ["top"]),
+    "score": (lambda model, **options: score(model, TOKENIZER, "a", **options), []),
+    "a draft's target": (
+        lambda model, **options: speculate(
+            model, TOKENIZER, small_model(), TOKENIZER, ["a"], GREEDY, **options
+        ),
+        ["num_draft_tokens", "max_new_tokens"],
+    ),
+    "a draft": (
+        lambda model, **options: speculate(
+            small_model(), TOKENIZER, model, TOKENIZER, ["a"], GREEDY, **options
+        ),
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_model_of_another_vocabulary_is_refused(name):
+    with pytest.raises(MinigenError, match=r"must have one vocabulary \(got 300 and 257"):
+        CALLS[name][0](OTHER)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_count_starts_at_1_and_is_called_by_its_name(name):
+    call, counts = CALLS[name]
+    for count in counts:
+        call(small_model(), **{count: 1})
+        for wrong in (0, 1.5):
+            with pytest.raises(OptionError, match=rf"^{count} must be a whole number, at least 1 "):
+                call(small_model(), **{count: wrong})
 
 
 def test_generation_imports_none_of_trainings_libraries():

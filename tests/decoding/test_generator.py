@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from minigen import Config, Generator, OptionError, Policy, Run, Stream, load
+from minigen.decoding.generation import complete, generate
 from minigen.decoding.generator import _Settings
 from minigen.decoding.policy import PolicyOptions
+from minigen.decoding.speculation import speculate
 from minigen.training.keys import SamplingTable
 from tests.conftest import TINY, Result
 
@@ -86,6 +88,41 @@ def test_a_draft_gives_the_text_of_the_command(
     assert texts[0].acceptance_rate == lines[0]["acceptance_rate"]
 
 
+def test_a_sample_draws_from_streams_of_its_own_names(model: Generator, tiny_run: Path) -> None:
+    """The names are published: a text is `inference/i`'s, and with a draft of two more."""
+    draft = load(tiny_run / "step-000004.safetensors")
+    for given, names in ((None, ("",)), (draft, ("/draft", "/accept"))):
+        texts = model.generate(
+            ["a", "b"], num_samples=2, seed=6, max_new_tokens=9, draft=given, num_draft_tokens=2
+        )
+        streams = [
+            tuple(Stream(6, own + name) for name in names)
+            for own in ("inference", "inference/1") * 2
+        ]
+        prompts, policy = ["a", "a", "b", "b"], Policy()
+        if given:
+            expected = complete(
+                speculate(
+                    model.model,
+                    model.tokenizer,
+                    given.model,
+                    given.tokenizer,
+                    prompts,
+                    policy,
+                    streams,  # type: ignore[arg-type]
+                    num_draft_tokens=2,
+                    max_new_tokens=9,
+                )
+            )
+        else:
+            alone = [stream for (stream,) in streams]
+            expected = complete(
+                generate(model.model, model.tokenizer, prompts, policy, alone, max_new_tokens=9)
+            )
+        assert texts == expected
+        assert len({tuple(text.token_ids) for text in texts}) == 4
+
+
 def test_the_best_of_the_beams_is_the_text_of_the_command(
     minigen: Command, tiny_run: Path, model: Generator
 ) -> None:
@@ -93,6 +130,12 @@ def test_the_best_of_the_beams_is_the_text_of_the_command(
     (line,) = json_lines(minigen("generate", str(tiny_run), "a", *options))
     beams = model.beams("a", num_beams=3, max_new_tokens=5)
     assert beams[0].token_ids == line["token_ids"]
+    assert beams[0].log_probabilities is None
+    (other,) = json_lines(
+        minigen("generate", str(tiny_run), "a", *options, "--length-penalty", "3")
+    )
+    longer = model.beams("a", num_beams=3, max_new_tokens=5, length_penalty=3.0)
+    assert (longer[0].token_ids, longer[0].score != beams[0].score) == (other["token_ids"], True)
     scores = [beam.score for beam in beams]
     assert scores == sorted(scores, reverse=True)  # type: ignore[type-var]
 

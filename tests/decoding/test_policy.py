@@ -159,9 +159,76 @@ def test_frequency_counts_every_occurrence_and_repetition_one():
     assert repetition == pytest.approx(head.softmax([0.5, -2.0, 0.0]), abs=1e-12)
 
 
-def test_a_logit_bias_is_added_before_everything_else():
-    got = Policy(logit_bias={1: 2.0}, top_k=1).probabilities([1.0, 0.0, -1.0])
-    assert got.tolist() == [0, 1, 0]
+# In the order in which they apply, as contract and help say; each with a setting that bites.
+ORDER = {
+    "logit_bias": {1: -1.5, 2: 2.0},
+    "repetition_penalty": 1.7,
+    "frequency_penalty": 0.6,
+    "presence_penalty": 0.5,
+    "no_repeat_ngram_size": 2,
+    "suppress_tokens": (3,),
+    "min_new_tokens": 1,
+    "temperature": 0.5,
+    "top_n_sigma": 1.3,
+    "top_k": 5,
+    "top_p": 0.8,
+    "min_p": 0.2,
+    "typical_p": 0.7,
+    "epsilon_cutoff": 0.12,
+    "eta_cutoff": 0.25,
+}
+PLACE = {name: place for place, name in enumerate(ORDER)}
+HISTORY = (1, 2, 4, 4, 5, 4, 1)
+TABLE = np.rint(Stream(1, "logits").uniforms(40 * 9).reshape(40, 9) * 64.0 - 24.0) / 8.0
+
+
+def one_after_the_other(names, z):
+    """What the options make of logits, each alone, applied to what the ones before it left."""
+    for name in names:
+        policy = Policy(**{name: ORDER[name]})
+        if PLACE[name] < PLACE["temperature"]:
+            z, _ = policy.adjust(z, policy.history([HISTORY] * len(z), z.shape[-1]))
+        else:
+            with np.errstate(divide="ignore"):
+                z = np.log(policy.weigh(z) / policy.weigh(z).sum(axis=-1, keepdims=True))
+    return z
+
+
+def test_the_order_of_the_table_is_that_of_the_options():
+    assert [*ORDER] == [*OPTIONS]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("logit_bias", "repetition_penalty"),
+        ("repetition_penalty", "frequency_penalty"),
+        ("repetition_penalty", "presence_penalty"),
+        ("presence_penalty", "temperature"),
+        ("suppress_tokens", "top_k"),
+        ("no_repeat_ngram_size", "top_p"),
+        ("temperature", "top_p"),
+        ("temperature", "epsilon_cutoff"),
+        ("top_n_sigma", "top_k"),
+        ("top_k", "top_p"),
+        ("top_p", "min_p"),
+        ("top_p", "typical_p"),
+        ("min_p", "typical_p"),
+        ("typical_p", "epsilon_cutoff"),
+        ("epsilon_cutoff", "eta_cutoff"),
+    ],
+)
+def test_an_option_works_on_what_those_before_it_have_left(first, second):
+    def p(z):
+        return np.exp(z - z.max(axis=-1, keepdims=True)) / np.exp(
+            z - z.max(axis=-1, keepdims=True)
+        ).sum(axis=-1, keepdims=True)
+
+    both = Policy(**{name: ORDER[name] for name in (second, first)})
+    got = both.probabilities(TABLE, HISTORY)
+    assert got == pytest.approx(p(one_after_the_other([first, second], TABLE)), abs=1e-8)
+    other = p(one_after_the_other([second, first], TABLE))
+    assert np.abs(got - other).max() > 1e-3  # else the pair would show nothing
 
 
 def test_end_of_text_waits_for_the_minimum_of_new_tokens():
@@ -415,3 +482,19 @@ def test_typical_p_keeps_the_nearest_to_the_entropy_in_fractions(logits, percent
             break
     expected = [x if d <= last else 0.0 for d, x in zip(distances, w, strict=True)]
     assert keep_typical_p(w, gap, percent / 100).tolist() == expected
+
+
+@pytest.mark.parametrize("kind", [list, np.uint8, np.float32, np.float64])
+def test_logits_are_numbers_of_any_type(kind):
+    numbers = [3, 1, 2]
+    logits = numbers if kind is list else np.array(numbers, dtype=kind)
+    policy = Policy(presence_penalty=0.25, top_k=2)
+    expected = np.exp([2.75, -np.inf, 2.0])
+    assert policy.probabilities(logits, [0]) == pytest.approx(expected / expected.sum(), abs=1e-12)
+    assert [policy.choose(logits, [0], word) for word in (0, 2**64 - 1)] == [0, 2]
+
+
+def test_a_vocabulary_without_end_of_text_has_none_to_delay():
+    for V, forbidden in ((256, []), (257, [256])):
+        p = Policy(min_new_tokens=1).probabilities(np.zeros(V))
+        assert np.flatnonzero(p == 0.0).tolist() == forbidden

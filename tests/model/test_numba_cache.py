@@ -3,9 +3,14 @@
 import importlib.util
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from minigen.exact import arithmetic
+from minigen.model import head, rules
+from minigen.model.rules import OPTIMIZERS
 
 numba = pytest.importorskip("numba")
 numba_cache = pytest.importorskip("minigen.model.numba_cache")
@@ -93,3 +98,31 @@ def test_a_tilde_in_its_name_is_home(
     monkeypatch.setattr(numba.config, "CACHE_DIR", "~/cache")
     compiled(folder)
     assert list((tmp_path / "home").rglob("*.nbc"))
+
+
+@pytest.mark.parametrize("module", [arithmetic, head, rules], ids=lambda module: module.__name__)
+def test_a_change_of_a_formula_gives_every_loop_another_name_in_the_cache(
+    module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = loops()
+    changed = SimpleNamespace(get_data=lambda path: Path(path).read_bytes() + b"# changed")
+    monkeypatch.setattr(module, "__loader__", changed)
+    after = loops()
+    assert before.keys() == after.keys() > {"_scatter", "_sum_of_squares", "adamw", "sgd"}
+    assert all(after[name] != key for name, key in before.items())
+
+
+def loops() -> dict[str, str]:
+    """What each compiled loop is called in the cache, as a new process would call it."""
+    file = importlib.util.find_spec("minigen.model.kernels_numba")
+    assert file
+    assert file.loader
+    module = importlib.util.module_from_spec(file)
+    file.loader.exec_module(module)
+    compiled = [loop for loop in vars(module).values() if hasattr(loop, "py_func")]
+    compiled += [module._elementwise_loop(rule.formula, 4, 3) for rule in OPTIMIZERS.values()]
+    return {
+        loop.py_func.__name__: loop.py_func.__qualname__
+        for loop in compiled
+        if isinstance(loop._cache, numba_cache._Cache)
+    }

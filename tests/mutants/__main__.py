@@ -1,8 +1,10 @@
 """Set bugs into the code, one at a time, and list those that the tests do not see.
 
 `make mutants FILES="minigen/exact/*.py" SAMPLE=50 SEED=0`. Each bug is set into a copy of the
-repository, where a fresh process runs the tests that run its line; it is seen where one fails, or
-does not come to an end.
+repository, where a fresh process runs the tests that run its line, and where they see nothing, all
+tests of the room; it is seen where one fails, or does not come to an end. `make mutants AGAIN=1`
+tries those again that were not seen, and `make mutants NAMED=1` the bugs of `named.toml`: each has
+been met or thought of, and the test that is named for it must see it.
 
 It is a script of ours. Of the tools that are kept, mutmut 3 puts every function behind a switch,
 which numba cannot compile and which the hash of the formulas would see; and cosmic-ray starts
@@ -13,11 +15,14 @@ Python with all of its libraries for every bug, where here a process that has th
 """
 
 import argparse
+import compileall
 import importlib
 import io
 import json
 import os
 import random
+import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -26,12 +31,14 @@ import tempfile
 import time
 import tomllib
 import traceback
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from queue import Queue
 from typing import Any, NamedTuple
+from xml.etree import ElementTree
 
 from tests.mutants.changes import Change, of_javascript, of_python
 
@@ -43,25 +50,37 @@ LIBRARIES += ("numba", "pydantic", "safetensors", "tokenizers", "tomli_w", "tqdm
 FORMULAS = ("minigen/exact/arithmetic.py", "minigen/model/head.py", "minigen/model/rules.py")
 """What numba compiles: with a bug in it, it would compile all anew, so the tests run without."""
 WHOLE_RUN = "tests/training/test_whole_run.py"
-TESTS = {  # beside those of the room that a file is in
+TESTS = {  # beside those of the room that a file is in, and of the source itself
     "minigen/exact": ["tests/exact", "tests/model"],
     "minigen/model": ["tests/model", "tests/test_golden.py", WHOLE_RUN],
     "minigen/text": ["tests/text"],
     "minigen/decoding": ["tests/decoding"],
+    "minigen/decoding/candidates.py": ["tests/decoding", "tests/cli/test_options.py"],
+    "minigen/decoding/generator.py": ["tests/decoding", "tests/cli/test_options.py"],
+    "minigen/decoding/scoring.py": ["tests/decoding", "tests/cli/test_options.py"],
     "minigen/training": ["tests/training", "tests/test_golden.py"],
     "minigen/proof": ["tests/proof"],
     "minigen/report": [
+        "tests/report/test_vectors.py",
         "tests/report/test_twin.py",
         "tests/report/test_twin_training.py",
-        "tests/report/test_vectors.py",
         "tests/report/test_report.py",
     ],
     "minigen/cli": ["tests/cli"],
+    "minigen/cli/demo.py": ["tests/cli", "tests/proof/test_demonstration.py"],
+    "minigen/cli/difference.py": ["tests/cli", "tests/proof/test_difference.py"],
+    "minigen/cli/proving.py": ["tests/cli", "tests/proof"],
+    "minigen/cli/report.py": ["tests/cli", "tests/report/test_report.py"],
+    "minigen/cli/sweep.py": ["tests/cli", "tests/training/test_sweep.py"],
+    "minigen/cli/training.py": ["tests/cli", "tests/training"],
     "minigen": ["tests/training", "tests/cli"],
 }
+SOURCE = "tests/test_architecture.py"
+STRICT = ("comparison", "constant", "name", "exit status")
+"""The kinds of bugs of which all are to be seen; of the others 95 of 100."""
 OPTIONS = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--assert=plain"]
-OPTIONS += ["--hypothesis-profile=minigen", "--no-cov"]
-TIMES = 6.0  # a bug that lets the tests take so many times as long is seen
+OPTIONS += ["--hypothesis-profile=minigen", "--no-cov", "-rfE"]
+TIMES = 6.0  # a bug that lets the tests work so many times as long is seen
 
 
 class Outcome(NamedTuple):
@@ -81,10 +100,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="which are drawn")
     parser.add_argument("--jobs", type=int, default=1, help="how many at a time")
     parser.add_argument("--limit", type=float, default=900.0, help="seconds for a file")
+    parser.add_argument("--again", action="store_true", help="only what was not seen the last time")
+    parser.add_argument("--named", action="store_true", help="the bugs of named.toml")
     options = parser.parse_args()
     for name in LIBRARIES:
         importlib.import_module(name)
     _write_page()
+    if options.named:
+        _try_named()
+        return
     for file in _files(options.files):
         _try(file, options)
         _write_page()
@@ -102,26 +126,34 @@ def _files(patterns: list[str]) -> list[str]:
 def _try(file: str, options: argparse.Namespace) -> None:
     source = (ROOT / file).read_bytes()
     all_changes = of_javascript(source) if file.endswith(".js") else of_python(source)
-    equivalent = _equivalent(file)
+    equivalent, last = _equivalent(file), _results().get(file)
+    stale = equivalent - {(one.text, one.name) for one in all_changes}
+    if stale:
+        print(f"{file}: equivalent.toml lists what is no bug of it any more: {sorted(stale)}")
     changes = [one for one in all_changes if (one.text, one.name) not in equivalent]
     chosen = list(changes)
     random.Random(f"{options.seed} {file}").shuffle(chosen)
     chosen = chosen[: options.sample] if options.sample else chosen
-    tests = options.tests or TESTS[str(Path(file).parent)]
+    if options.again:
+        unseen = {(text, name) for _, name, text, _ in last["unseen"]} if last else set()
+        chosen = [one for one in changes if (one.text, one.name) in unseen]
+        if not chosen:
+            return
+    tests = options.tests or TESTS.get(file) or TESTS[str(Path(file).parent)]
+    tests = [*tests, SOURCE] if file.endswith(".py") else tests
     if file in FORMULAS:  # a test that needs numba cannot even be read without it
         tests = [test for test in tests if test != WHOLE_RUN]
     start = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="mutants-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as scratch:
         copies: Queue[Path] = Queue()
         for job in range(options.jobs):
             copies.put(_copy(Path(scratch) / str(job), file))
         copy = copies.get()
-        covering, seconds, message = _covering(copy, file, tests)
+        covering, seconds = _covering(copy, file, tests)
         copies.put(copy)
-        if message:
-            sys.exit(f"{file}: the tests fail without a bug:\n{message}")
         print(
-            f"{file}: {len(chosen)} of {len(all_changes)} bugs, tests {seconds:.0f} s", flush=True
+            f"{file}: {len(chosen)} of {len(all_changes)} bugs, tests {seconds:.0f} s of CPU",
+            flush=True,
         )
 
         def attempt(change: Change) -> Outcome | None:
@@ -132,45 +164,117 @@ def _try(file: str, options: argparse.Namespace) -> None:
                 narrow = _narrow(change, covering, tests, file)
                 (copy / file).write_bytes(change.apply(source))
                 seen, by = _run(copy, narrow, max(30.0, TIMES * seconds))
+                # A line may be run by a fixture, or by a process of its own, for other tests, too.
+                if not seen and narrow != tests:
+                    seen, by = _run(copy, tests, max(30.0, TIMES * seconds))
                 (copy / file).write_bytes(source)
             finally:
                 copies.put(copy)
-            if not seen:
-                print(
-                    f"  unseen {file}:{change.line}  {change.name}\n      {change.text}", flush=True
-                )
+            told = f"{file}:{change.line}  {change.name}"
+            if seen:
+                print(f"  {told}  {by}", flush=True)
+            else:
+                print(f"  UNSEEN {told}\n      {change.text}", flush=True)
             return Outcome(change, seen, by)
 
         with ThreadPoolExecutor(options.jobs) as pool:
             outcomes = [one for one in pool.map(attempt, chosen) if one is not None]
     seen = len([one for one in outcomes if one.seen])
     print(f"{file}: {seen} of {len(outcomes)} seen, {time.monotonic() - start:.0f} s", flush=True)
-    results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
-    results[file] = {
-        "bugs": len(all_changes),
-        "equivalent": len(all_changes) - len(changes),
-        "tried": len(outcomes),
-        "seen": seen,
-        "never_ended": len([one for one in outcomes if one.by == "time"]),
-        "seconds": round(time.monotonic() - start),
-        "unseen": sorted(
-            [one.change.line, one.change.name, one.change.text] for one in outcomes if not one.seen
-        ),
+    if options.again:
+        _keep(file, _mended(last, outcomes))
+        return
+    kinds: dict[str, list[int]] = {}
+    for one in outcomes:
+        tried, known = kinds.get(one.change.kind, [0, 0])
+        kinds[one.change.kind] = [tried + 1, known + one.seen]
+    _keep(
+        file,
+        {
+            "bugs": len(all_changes),
+            "never_ended": len([one for one in outcomes if one.by == "time"]),
+            "seconds": round(time.monotonic() - start),
+            "kinds": dict(sorted(kinds.items())),
+            "unseen": sorted(
+                [one.change.line, one.change.name, one.change.text, one.change.kind]
+                for one in outcomes
+                if not one.seen
+            ),
+        },
+    )
+
+
+def _mended(last: dict[str, Any], outcomes: list[Outcome]) -> dict[str, Any]:
+    """The results of the last run, with what is seen since then."""
+    kinds = {kind: list(counts) for kind, counts in last["kinds"].items()}
+    unseen = list(last["unseen"])
+    for one in outcomes:
+        if one.seen:
+            kinds[one.change.kind][1] += 1
+            unseen = [
+                bug for bug in unseen if (bug[2], bug[1]) != (one.change.text, one.change.name)
+            ]
+    return last | {"kinds": kinds, "unseen": unseen}
+
+
+def _results() -> dict[str, Any]:
+    """Each file's results of its last run."""
+    known = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    return {
+        file: known[file] for file in sorted(known) if file == "named" or (ROOT / file).exists()
     }
+
+
+def _keep(key: str, value: Any) -> None:
+    results = _results() | {key: value}
     RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _try_named() -> None:
+    """Try the bugs of named.toml: the tests that are named for each must see it."""
+    bugs = tomllib.loads((HERE / "named.toml").read_text(encoding="utf-8"))["bug"]
+    found = []
+    with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as scratch:
+        plain = _copy(Path(scratch) / "with-numba", "")
+        without = _copy(Path(scratch) / "without", FORMULAS[0])
+        for copy, formulas in ((plain, False), (without, True)):
+            tests = {
+                test
+                for bug in bugs
+                if (bug["file"] in FORMULAS) == formulas
+                for test in bug["tests"]
+            }
+            failed, message = _run(copy, sorted(tests), 900.0) if tests else (False, "")
+            if failed:
+                sys.exit(f"the tests of the named bugs fail without a bug:\n{message}")
+        for bug in bugs:
+            copy = without if bug["file"] in FORMULAS else plain
+            source = (copy / bug["file"]).read_text(encoding="utf-8")
+            if source.count(bug["old"]) != 1:
+                sys.exit(f"{bug['name']}: {bug['file']} holds {bug['old']!r} not just once")
+            _forget_compiled(copy / bug["file"])
+            (copy / bug["file"]).write_text(source.replace(bug["old"], bug["new"]), "utf-8")
+            seen, by = _run(copy, bug["tests"], 300.0)
+            (copy / bug["file"]).write_text(source, "utf-8")
+            print(f"  {'seen' if seen else 'UNSEEN'} {bug['name']}  {by}", flush=True)
+            found.append([bug["name"], seen, by])
+    _keep("named", found)
+    _write_page()
 
 
 def _write_page() -> None:
     """Write RESULTS.md; what was not seen and is since known to change nothing does not count."""
-    results = json.loads(RESULTS.read_text(encoding="utf-8"))
-    known = {name: results[name] for name in sorted(results) if (ROOT / name).exists()}
-    for file, one in known.items():
+    results = _results()
+    named = results.pop("named", [])
+    for file, one in results.items():
         equivalent = _equivalent(file)
-        unseen = [bug for bug in one["unseen"] if (bug[2], bug[1]) not in equivalent]
-        nothing = len(equivalent)
-        tried = one["tried"] - len(one["unseen"]) + len(unseen)
-        known[file] = one | {"unseen": unseen, "tried": tried, "equivalent": nothing}
-    (HERE / "RESULTS.md").write_text(_page(known), encoding="utf-8")
+        nothing = [bug for bug in one["unseen"] if (bug[2], bug[1]) in equivalent]
+        kinds = {kind: list(counts) for kind, counts in one["kinds"].items()}
+        for bug in nothing:
+            kinds[bug[3]][0] -= 1
+        unseen = [bug for bug in one["unseen"] if bug not in nothing]
+        results[file] = one | {"unseen": unseen, "kinds": kinds, "equivalent": len(equivalent)}
+    (HERE / "RESULTS.md").write_text(_page(results, named), encoding="utf-8")
 
 
 def _equivalent(file: str) -> set[tuple[str, str]]:
@@ -189,6 +293,9 @@ def _copy(folder: Path, file: str) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         if (ROOT / name).exists():
             shutil.copy2(ROOT / name, target)
+    for package in ("minigen", "tests"):  # else each process compiles all of them
+        compileall.compile_dir(folder / package, quiet=1)
+    _forget_compiled(folder / file)
     if file in FORMULAS:
         (folder / "numba.py").write_text(
             'raise ModuleNotFoundError("here all runs without numba")\n'
@@ -196,29 +303,70 @@ def _copy(folder: Path, file: str) -> Path:
     return folder
 
 
-_covered: dict[tuple[bool, bool, tuple[str, ...]], tuple[Any, Path, float, str]] = {}
+def _forget_compiled(file: Path) -> None:
+    for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):
+        compiled.unlink()
 
 
-def _covering(copy: Path, file: str, tests: list[str]) -> tuple[dict[int, list[str]], float, str]:
-    """Run the tests without a bug: which of them run each line, and how long all take."""
-    key = file in FORMULAS, file.endswith(".py"), tuple(tests)
-    if key not in _covered:  # else another file of the same room has had them run
-        import coverage
+class Coverage(NamedTuple):
+    """Of a run without a bug: who runs which line, how long it took, and each of its tests."""
 
-        start = time.monotonic()
-        cover = ["--cov=minigen", "--cov-context=test", "--cov-report="]
-        options = [option for option in OPTIONS if option != "--no-cov"]
-        _, message = _run(copy, [*tests, *(cover if key[1] else [])], 900.0, options)
-        found = coverage.CoverageData(no_disk=True)
-        if (copy / ".coverage").exists():
-            found.loads(coverage.CoverageData(str(copy / ".coverage")).dumps())
-        _covered[key] = found, copy, time.monotonic() - start, message
-    found, where, seconds, message = _covered[key]
-    covering = {
-        line: [name.removesuffix("|run") for name in contexts if name.endswith("|run")]
-        for line, contexts in found.contexts_by_lineno(str(where / file)).items()
+    found: Any
+    copy: Path
+    seconds: float
+    times: dict[str, float]
+
+
+_covered: dict[tuple[bool, bool, str], Coverage] = {}
+
+
+def _covering(copy: Path, file: str, tests: list[str]) -> tuple[dict[int, list[str]], float]:
+    """Run the tests without a bug: which of them run each line, the fastest first, and how long
+    all take."""
+    import coverage
+
+    times: dict[str, float] = {}
+    covering: dict[int, list[str]] = {}
+    seconds = 0.0
+    for path in tests:
+        key = file in FORMULAS, file.endswith(".py"), path
+        if key not in _covered:  # else another file has had them run
+            start = sum(os.times()[2:4])  # of children: the processor's time
+            cover = ["--cov=minigen", "--cov-context=test", "--cov-report="] if key[1] else []
+            options = [option for option in OPTIONS if option != "--no-cov"]
+            (copy / ".coverage").unlink(missing_ok=True)
+            _, message = _run(copy, [path, *cover, "--junitxml=times.xml"], 1800.0, options)
+            if message:
+                sys.exit(f"{file}: the tests fail without a bug:\n{message}")
+            found = coverage.CoverageData(no_disk=True)
+            if (copy / ".coverage").exists():
+                found.loads(coverage.CoverageData(str(copy / ".coverage")).dumps())
+            taken = _times(copy / "times.xml")
+            _covered[key] = Coverage(found, copy, sum(os.times()[2:4]) - start, taken)
+        found, where, taken_in_all, taken = _covered[key]
+        times |= taken
+        seconds += taken_in_all
+        for line, contexts in found.contexts_by_lineno(str(where / file)).items():
+            runs = [name.removesuffix("|run") for name in contexts if name.endswith("|run")]
+            covering.setdefault(line, []).extend(runs)
+    modules: dict[str, list[float]] = {}
+    for test, taken in times.items():
+        modules.setdefault(test.partition("::")[0], []).append(taken)
+    mean = {name: sum(all_of) / len(all_of) for name, all_of in modules.items()}
+    for runs in covering.values():
+        runs.sort(key=lambda test: (mean.get(test.partition("::")[0], 0.0), times.get(test, 0.0)))
+    return covering, seconds
+
+
+def _times(path: Path) -> dict[str, float]:
+    """Seconds of each test, by the name that pytest calls it by."""
+    cases = ElementTree.parse(path).iter("testcase")
+    return {
+        f"{case.attrib['classname'].replace('.', '/')}.py::{case.attrib['name']}": float(
+            case.attrib["time"]
+        )
+        for case in cases
     }
-    return covering, seconds, message
 
 
 def _narrow(
@@ -234,13 +382,19 @@ def _narrow(
 def _run(
     copy: Path, tests: list[str], limit: float, options: list[str] = OPTIONS
 ) -> tuple[bool, str]:
-    """Run tests in a forked process; whether they fail, and what they said then."""
+    """Run tests in a forked process; whether they fail, and what they said then.
+
+    ``limit`` is of the processor's seconds, of each process: a busy machine lets nothing end. What
+    waits for nothing has ten times as long by the clock.
+    """
     said = copy / "said.txt"
+    said.unlink(missing_ok=True)
     child = os.fork()
     if child == 0:
         os.setsid()
         status = 70
         try:
+            resource.setrlimit(resource.RLIMIT_CPU, (round(limit), round(limit)))
             os.chdir(copy)
             sys.path.insert(0, str(copy))
             os.environ["PYTHONPATH"] = str(copy)
@@ -263,23 +417,41 @@ def _run(
             said.write_text(traceback.format_exc(), encoding="utf-8")
         finally:
             os._exit(status)
-    deadline = time.monotonic() + limit
+    deadline = time.monotonic() + max(300.0, 10.0 * limit)
     while time.monotonic() < deadline:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
+            with suppress(ProcessLookupError):  # what a test that failed has left running
+                os.killpg(child, signal.SIGKILL)
             code = os.waitstatus_to_exitcode(status)
+            if -code in (signal.SIGXCPU, signal.SIGKILL):
+                return True, "time"
             text = said.read_text(encoding="utf-8") if said.exists() else ""
             if code not in (0, 1, 2, 4) and code > 0:  # 4: what was named cannot be imported
                 sys.exit(f"the tests cannot be run: {text}")
-            return code != 0, text if code else ""
+            return code != 0, _first(text) if code else ""
         time.sleep(0.02)
     os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return True, "time"
 
 
-def _page(results: dict[str, Any]) -> str:
-    """RESULTS.md: a table of the files, and what was not seen."""
+def _first(said: str) -> str:
+    """The test that failed, of what pytest said; else the end of it."""
+    match = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", said, re.MULTILINE)
+    return match[1] if match else said[-600:]
+
+
+def _page(results: dict[str, Any], named: list[tuple[str, bool, str]]) -> str:
+    """RESULTS.md: tables of the kinds, rooms and files, and what was not seen."""
+    kinds: dict[str, Counter[str]] = {}
+    rooms: dict[str, Counter[str]] = {}
+    for file, one in results.items():
+        room = rooms.setdefault(str(Path(file).parent), Counter())
+        room.update({key: one[key] for key in ("bugs", "equivalent")})
+        for kind, (tried, seen) in one["kinds"].items():
+            room.update(tried=tried, seen=seen)
+            kinds.setdefault(kind, Counter()).update(tried=tried, seen=seen)
     lines = [
         "# Bugs that the tests see",
         "",
@@ -287,16 +459,24 @@ def _page(results: dict[str, Any]) -> str:
         "where a test of the same room fails. Bugs that change nothing do not count: they stand,",
         "with the reason, in `equivalent.toml`. *Tried* are all others, or a sample of them.",
         "",
-        "| file | bugs | change nothing | tried | seen | score |",
-        "|---|--:|--:|--:|--:|--:|",
+        "| kind | tried | seen | score | wanted |",
+        "|---|--:|--:|--:|--:|",
     ]
-    total = dict.fromkeys(("bugs", "equivalent", "tried", "seen"), 0)
+    for kind, counts in sorted(kinds.items(), key=lambda item: (item[0] not in STRICT, item[0])):
+        tried, seen, wanted = counts["tried"], counts["seen"], 100 if kind in STRICT else 95
+        lines.append(f"| {kind} | {tried} | {seen} | {_score(counts)} | {wanted} % |")
+    head = ["| bugs | change nothing | tried | seen | score |", "|--:|--:|--:|--:|--:|"]
+    lines += ["", "| room " + head[0], "|---" + head[1]]
+    total: Counter[str] = Counter()
+    for name, counts in rooms.items():
+        total.update(counts)
+        lines.append(_table_row(f"`{name}`", counts))
+    lines += [_table_row("together", total), "", "| file " + head[0], "|---" + head[1]]
     for file, one in results.items():
-        for key in total:
-            total[key] += one[key]
-        lines.append(_table_row(f"`{file}`", one))
-    lines += [_table_row("together", total), ""]
+        tried, seen = (sum(counts[i] for counts in one["kinds"].values()) for i in (0, 1))
+        lines.append(_table_row(f"`{file}`", Counter(one | {"tried": tried, "seen": seen})))
     lines += [
+        "",
         "Files without a row were not tried; of the others stands the last run.",
         "",
         "## Not seen",
@@ -305,15 +485,27 @@ def _page(results: dict[str, Any]) -> str:
     for file, one in results.items():
         if one["unseen"]:
             lines += [f"`{file}`", ""]
-            lines += [f"- line {line}: `{name}` in `{text}`" for line, name, text in one["unseen"]]
+            lines += [
+                f"- line {line}, {kind}: `{name}` in `{text}`"
+                for line, name, text, kind in one["unseen"]
+            ]
             lines.append("")
+    if named:
+        lines += ["## Bugs by name", "", "Made by `make mutants NAMED=1` from `named.toml`.", ""]
+        lines += ["| bug | seen by |", "|---|---|"]
+        lines += [
+            f"| {name} | {f'`{by}`' if seen else '**nothing**'} |" for name, seen, by in named
+        ]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _table_row(name: str, one: dict[str, int]) -> str:
-    score = f"{100.0 * one['seen'] / one['tried']:.1f} %" if one["tried"] else "–"
-    cells = [name, *(one[key] for key in ("bugs", "equivalent", "tried", "seen")), score]
-    return f"| {' | '.join(map(str, cells))} |"
+def _table_row(name: str, counts: Counter[str]) -> str:
+    cells = [name, *(counts[key] for key in ("bugs", "equivalent", "tried", "seen"))]
+    return f"| {' | '.join(map(str, [*cells, _score(counts)]))} |"
+
+
+def _score(counts: Counter[str]) -> str:
+    return f"{100.0 * counts['seen'] / counts['tried']:.1f} %" if counts["tried"] else "–"
 
 
 if __name__ == "__main__":

@@ -2,12 +2,18 @@
 
 Words of messages, help and docstrings are no behaviour, so only strings without a space are
 changed: the names of streams, options, keys and files. Nor are type annotations.
+
+The kinds: a ``comparison``; a ``constant``, a number or a truth value; a ``name``; an
+``exit status``, where an error becomes one of another status; an ``operator`` of arithmetic or
+logic; a ``condition`` turned round; a ``statement`` left out; an ``argument`` left out or swapped
+with its neighbour.
 """
 
 import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 
@@ -20,6 +26,7 @@ class Change(NamedTuple):
     text: str
     old: str
     new: str
+    kind: str
     number: int = 1  # of those that look alike in a line
 
     def apply(self, source: bytes) -> bytes:
@@ -57,6 +64,15 @@ _COMPARISONS = {
     ast.In: "not in",
     ast.NotIn: "in",
 }
+_SWAPPED_CALLS = {"min": "max", "max": "min", "any": "all", "all": "any"}
+_SYMMETRIC = ("min", "max", "isinstance", "maximum", "minimum", "add", "multiply", "gcd")
+_ERRORS = {  # exit status 1 in place of 2, and 2 in place of 1
+    "OptionError": "MinigenError",
+    "click.UsageError": "MinigenError",
+    "click.BadParameter": "MinigenError",
+    "MinigenError": "OptionError",
+}
+_OF_HELP = ("help", "metavar", "cure", "comment", "short_help")
 _OPERATIONS = {
     ast.Add: "-",
     ast.Sub: "+",
@@ -90,12 +106,12 @@ def of_python(source: bytes) -> list[Change]:
         start, end = place(node)
         return source[start:end].decode()
 
-    def change(node: ast.AST, new: str) -> Change:
+    def change(node: ast.AST, new: str, kind: str) -> Change:
         start, end = place(node)
         line = node.lineno  # type: ignore[attr-defined]
-        return Change(start, end, line, lines[line - 1].decode().strip(), text(node), new)
+        return Change(start, end, line, lines[line - 1].decode().strip(), text(node), new, kind)
 
-    def between(node: ast.AST, left: ast.AST, right: ast.AST, new: str) -> Change:
+    def between(left: ast.AST, right: ast.AST, new: str, kind: str) -> Change:
         """Replace the operator that stands between two operands."""
         start, end = place(left)[1], place(right)[0]
         gap = source[start:end].decode()
@@ -103,58 +119,97 @@ def of_python(source: bytes) -> list[Change]:
         position = start + len(gap[: gap.index(old)].encode())
         line = source[:position].count(b"\n") + 1
         whole = lines[line - 1].decode().strip()
-        return Change(position, position + len(old.encode()), line, whole, old, new)
+        return Change(position, position + len(old.encode()), line, whole, old, new, kind)
 
     def bugs(node: ast.AST) -> Iterator[Change]:
         if isinstance(node, ast.Compare):
             operands = [node.left, *node.comparators]
             for i, operator in enumerate(node.ops):
-                yield between(node, operands[i], operands[i + 1], _COMPARISONS[type(operator)])
+                new = _COMPARISONS[type(operator)]
+                yield between(operands[i], operands[i + 1], new, "comparison")
         elif isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
-            yield between(node, node.left, node.right, _OPERATIONS[type(node.op)])
+            yield between(node.left, node.right, _OPERATIONS[type(node.op)], "operator")
         elif isinstance(node, ast.AugAssign) and type(node.op) in _OPERATIONS:
-            yield between(node, node.target, node.value, _OPERATIONS[type(node.op)] + "=")
+            yield between(node.target, node.value, _OPERATIONS[type(node.op)] + "=", "operator")
         elif isinstance(node, ast.BoolOp):
             new = "or" if isinstance(node.op, ast.And) else "and"
-            yield between(node, node.values[0], node.values[1], new)
+            for left, right in pairwise(node.values):
+                yield between(left, right, new, "operator")
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub):
-            yield change(node, f"({text(node.operand)})")
+            yield change(node, f"({text(node.operand)})", "operator")
         elif isinstance(node, ast.Constant):
             yield from constants(node)
-        elif isinstance(node, ast.Raise) or (
-            isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
-        ):
-            yield change(node, "pass")
+        elif isinstance(node, ast.JoinedStr):
+            yield from templates(node)
+        elif isinstance(node, ast.Raise):
+            yield change(node, "pass", "statement")
+            if isinstance(node.exc, ast.Call) and text(node.exc.func) in _ERRORS:
+                error = _ERRORS[text(node.exc.func)]
+                new = f'__import__("minigen.errors").errors.{error}'
+                yield change(node.exc.func, new, "exit status")
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call | ast.Yield):
+            yield change(node, "pass", "statement")
+        elif isinstance(node, ast.Assign):
+            if isinstance(node.targets[0], ast.Attribute | ast.Subscript):
+                yield change(node, "pass", "statement")
         elif isinstance(node, ast.Return) and node.value is not None:
             if not (isinstance(node.value, ast.Constant) and node.value.value is None):
-                yield change(node, "return None")
+                yield change(node, "return None", "statement")
         elif isinstance(node, ast.Break):
-            yield change(node, "continue")
+            yield change(node, "continue", "statement")
         elif isinstance(node, ast.Continue):
-            yield change(node, "break")
-        elif isinstance(node, ast.Call) and len(node.keywords) + len(node.args) > 1:
-            for keyword in node.keywords:
-                if keyword.arg and keyword.arg not in ("help", "metavar", "cure", "comment"):
-                    yield dropped(keyword)
+            yield change(node, "break", "statement")
+        elif isinstance(node, ast.Call):
+            yield from calls(node)
+        tests = node.ifs if isinstance(node, ast.comprehension) else []
+        tests += [node.test] if isinstance(node, ast.If | ast.IfExp | ast.While) else []
+        for test in tests:
+            if not isinstance(test, ast.Compare | ast.BoolOp | ast.UnaryOp | ast.Constant):
+                yield change(test, f"not ({text(test)})", "condition")
 
     def constants(node: ast.Constant) -> Iterator[Change]:
         value = node.value
         if value is True or value is False:
-            yield change(node, str(not value))
+            yield change(node, str(not value), "constant")
         elif isinstance(value, int):
-            yield change(node, str(value + 1))
+            yield change(node, str(value + 1), "constant")
         elif isinstance(value, float):
-            yield change(node, repr(value * 2.0 if value else 1.0))
+            yield change(node, repr(value * 2.0 if value else 1.0), "constant")
         elif isinstance(value, str | bytes) and value and len(value.split()) == 1:
             mark: str | bytes = "X" if isinstance(value, str) else b"X"
-            yield change(node, repr(value + mark))  # type: ignore[operator]
+            # numpy reads no more than the first letter of a way to sort
+            new = "quicksort" if value == "stable" else value + mark  # type: ignore[operator]
+            yield change(node, repr(new), "name")
+
+    def templates(node: ast.JoinedStr) -> Iterator[Change]:
+        """An f-string that is a name, as of a file, and no message."""
+        fixed = "".join(str(part.value) for part in node.values if isinstance(part, ast.Constant))
+        if fixed and not re.search(r"\s", fixed):
+            written = text(node)
+            yield change(node, f"{written[:-1]}X{written[-1]}", "name")
+
+    def calls(node: ast.Call) -> Iterator[Change]:
+        name = text(node.func)
+        if name in _SWAPPED_CALLS:
+            yield change(node.func, _SWAPPED_CALLS[name], "operator")
+        for keyword in node.keywords:
+            if keyword.arg and keyword.arg not in _OF_HELP:
+                yield dropped(keyword)
+        if name.rpartition(".")[2] not in _SYMMETRIC:
+            for left, right in pairwise(node.args):
+                if not isinstance(left, ast.Starred) and not isinstance(right, ast.Starred):
+                    (start, _), (_, end), line = place(left), place(right), left.lineno
+                    gap = source[place(left)[1] : place(right)[0]].decode()
+                    old, new = source[start:end].decode(), text(right) + gap + text(left)
+                    whole = lines[line - 1].decode().strip()
+                    yield Change(start, end, line, whole, old, new, "argument")
 
     def dropped(keyword: ast.keyword) -> Change:
         start, end = place(keyword)
         end += len(re.match(rb"\s*,?", source[end:])[0])  # type: ignore[index]
         line = keyword.lineno
         whole = lines[line - 1].decode().strip()
-        return Change(start, end, line, whole, source[start:end].decode(), "")
+        return Change(start, end, line, whole, source[start:end].decode(), "", "argument")
 
     found = []
     whole = ast.parse(source)
@@ -171,13 +226,18 @@ def of_python(source: bytes) -> list[Change]:
 
 
 def _behaviour(node: ast.AST) -> Iterator[ast.AST]:
-    """Walk over all that runs: no annotations, docstrings, f-strings or blocks for type checks."""
+    """Walk over all that runs: no annotations, docstrings, help or blocks for type checks.
+
+    Nor the inside of an f-string, whose places Python 3.11 does not know.
+    """
     yield node
-    for name, value in ast.iter_fields(node):
+    for name, value in ast.iter_fields(node) if not isinstance(node, ast.JoinedStr) else ():
         if name in ("annotation", "returns", "type_params"):
             continue
         for child in value if isinstance(value, list) else [value]:
-            if not isinstance(child, ast.AST) or isinstance(child, ast.JoinedStr):
+            if not isinstance(child, ast.AST):
+                continue
+            if isinstance(child, ast.keyword) and child.arg in _OF_HELP:
                 continue
             if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
                 continue
@@ -189,8 +249,12 @@ def _behaviour(node: ast.AST) -> Iterator[ast.AST]:
 
 
 _JAVASCRIPT = re.compile(
-    r"""(?P<skip>//[^\n]*|/\*.*?\*/|`[^`]*`|"[^"\n]*"|'[^'\n]*'|(?<=[=(,])\s*/(?![/*])[^/\n]+/\w*)
-    |(?P<operator>===|!==|<=|>=|<<|>>>|>>|&&|\|\||=>|\+\+|--|[-+*/]=|\*\*|[-+*/<>])
+    r"""(?P<skip>//[^\n]*|/\*.*?\*/|(?<=[=(,])\s*/(?![/*])[^/\n]+/\w*)
+    |(?P<name>`[^`\s]+`|"[^"\s]+"|'[^'\s]+')
+    |(?P<message>`[^`]*`|"[^"\n]*"|'[^'\n]*')
+    |(?P<comparison>===|!==|<=|>=|(?<![<>=])[<>](?![<>=]))
+    |(?P<operator><<|>>>|>>|&&|\|\||=>|\+\+|--|[-+*/]=|\*\*|[-+*/%&|^]|!|Math\.(?:min|max))
+    |(?P<truth>\b(?:true|false)\b)
     |(?P<number>\b(?:0x[0-9a-fA-F]+n?|\d+(?:\.\d+)?(?:e-?\d+)?n?)\b)""",
     re.VERBOSE | re.DOTALL,
 )
@@ -203,32 +267,48 @@ _SWAPPED = {
     ">": ">=",
     "<<": ">>",
     ">>": "<<",
+    ">>>": "<<",
     "&&": "||",
     "||": "&&",
     "+": "-",
     "-": "+",
     "*": "/",
     "/": "*",
+    "%": "*",
+    "&": "|",
+    "|": "&",
+    "^": "|",
+    "**": "*",
+    "!": "",
     "+=": "-=",
     "-=": "+=",
+    "*=": "/=",
+    "/=": "*=",
+    "true": "false",
+    "false": "true",
+    "Math.min": "Math.max",
+    "Math.max": "Math.min",
 }
 
 
 def of_javascript(source: bytes) -> list[Change]:
-    """Every operator and number of a JavaScript file, changed."""
+    """Every operator, number, truth value and name of a JavaScript file, changed."""
     text, found = source.decode(), []
     lines = text.splitlines()
     for match in _JAVASCRIPT.finditer(text):
-        old = match[0]
-        if match["operator"]:
+        old, kind = match[0], str(match.lastgroup)
+        if kind in ("comparison", "operator", "truth"):
             new = _SWAPPED.get(old)
-        elif match["number"]:
+        elif kind == "number":
             new = f"({old} + 1n)" if old.endswith("n") else f"({old} + 1)"
+        elif kind == "name":
+            new = f"{old[:-1]}X{old[-1]}"
         else:
             new = None
         if new is not None:
+            kind = "constant" if kind in ("truth", "number") else kind
             line = text.count("\n", 0, match.start())
             start = len(text[: match.start()].encode())
             end = start + len(old.encode())
-            found.append(Change(start, end, line + 1, lines[line].strip(), old, new))
+            found.append(Change(start, end, line + 1, lines[line].strip(), old, new, kind))
     return _numbered(found)

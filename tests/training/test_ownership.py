@@ -13,7 +13,7 @@ from minigen.training.folder import RunFolder
 from minigen.training.logs import read_lines
 from minigen.training.run import Run
 from minigen.training.sweep import create
-from tests.conftest import TINY, TINY_SETTINGS
+from tests.conftest import PATIENCE, TINY, TINY_SETTINGS
 
 pytest.importorskip("fcntl", reason="locks are POSIX's")
 LONG = ["train", *TINY_SETTINGS, "--set", "training.steps=100000", "--out", "run"]
@@ -36,7 +36,7 @@ def test_a_second_process_is_refused_and_told_who_has_the_folder() -> None:
     assert first.stderr
     first.stderr.readline()
     second = start(*RESUME)
-    err = second.communicate(timeout=60)[1].decode()
+    err = second.communicate(timeout=PATIENCE)[1].decode()
     holder = f"process {first.pid}" if sys.platform == "linux" else "another process"
     assert (second.returncode, err.count("\n")) == (1, 1)
     assert err.startswith(f"Error: run is being written to by {holder}: wait for its end")
@@ -46,7 +46,7 @@ def test_a_second_process_is_refused_and_told_who_has_the_folder() -> None:
     assert third.stderr
     third.stderr.readline()
     third.terminate()
-    third.communicate(timeout=60)
+    third.communicate(timeout=PATIENCE)
     assert third.returncode == 130
 
 
@@ -56,7 +56,7 @@ def test_of_two_that_start_at_once_one_is_refused_and_nothing_is_mixed(times: in
         short = ["train", *TINY_SETTINGS, "--out", f"run-{number}"]
         both = [start(*short), start(*short)]
         for process in both:
-            process.communicate(timeout=120)
+            process.communicate(timeout=PATIENCE)
         assert sorted(process.returncode for process in both) == [0, 1]
         lines = read_lines(Path(f"run-{number}/metrics.jsonl"))
         assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
@@ -90,7 +90,7 @@ def test_every_command_that_writes_to_a_folder_must_own_it(command: list[str]) -
     holder.stdout.readline()
     before = sorted(held.rglob("*"))
     process = start(*command, "--out", "run")
-    err = process.communicate(timeout=120)[1].decode()
+    err = process.communicate(timeout=PATIENCE)[1].decode()
     assert sorted(held.rglob("*")) == before
     holder.communicate(b"")
     assert (process.returncode, err.count("\n")) == (1, 1)

@@ -19,6 +19,7 @@ from minigen.errors import OptionError
 from minigen.training import checkpoint
 from minigen.training.checkpoint import load, locate, save
 from minigen.training.folder import RunFolder
+from tests.conftest import PATIENCE
 
 STEPS = 10
 TEXT = "The fox saw the grapes. The grapes were high. The fox said: they are sour.\n" * 4
@@ -327,7 +328,7 @@ def test_a_signal_saves_and_says_how_to_go_on_and_the_resumed_run_ends_the_same(
     process = start(train_command(text_file, folder, steps=LONG))
     wait_for(folder / "metrics.jsonl", 4000, process)
     process.send_signal(number)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, stderr
     step = max(int(path.name[5:-12]) for path in folder.glob("step-*"))
     lines = (folder / "metrics.jsonl").read_text().splitlines()

@@ -26,7 +26,7 @@ from minigen.training.sweep import (
     table,
 )
 from minigen.training.workers import Workers
-from tests.conftest import TINY, TINY_SETTINGS, Result
+from tests.conftest import PATIENCE, TINY, TINY_SETTINGS, Result
 from tests.training.test_workers import REPOSITORY, errors, files, mpiexec, needs_mpi
 
 Command = Callable[..., Result]
@@ -359,7 +359,7 @@ def test_the_helpers_of_a_sweep_that_is_killed_end_with_it(tmp_path):
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     process = subprocess.Popen([sys.executable, tmp_path / "killed.py"], stdout=subprocess.PIPE)
-    process.communicate(timeout=60)  # to the end of all that could still write
+    process.communicate(timeout=PATIENCE)  # to the end of all that could still write
     assert process.returncode == -signal.SIGKILL
 
 
@@ -425,7 +425,7 @@ def test_an_interruption_saves_every_run_once_and_says_how_to_go_on(tmp_path, in
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        timeout=60,
+        timeout=PATIENCE,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
     )
     assert done.stderr.endswith("interrupted; to go on: minigen sweep --resume --out out\n")

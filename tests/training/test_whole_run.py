@@ -173,6 +173,17 @@ def test_what_no_steps_lead_to_is_neither_saved_nor_loaded(tmp_path):
         Run.load(tmp_path / "x")
 
 
+@pytest.mark.parametrize("weight", [np.nan, np.inf, 2.0**401])
+def test_weights_that_no_step_could_take_up_are_not_saved(weight, tmp_path):
+    run = new_run()
+    run.train(1)
+    run.model.flat[7] = weight
+    run.model.changed()
+    with pytest.raises(MinigenError, match="finite"):
+        run.save(tmp_path / "x")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     "copied",
     [deepcopy, lambda run: pickle.loads(pickle.dumps(run)), copy],

@@ -15,7 +15,7 @@ from minigen import Config, Run, cli
 from minigen.errors import MinigenError
 from minigen.training import checkpoint
 from minigen.training.workers import Workers, from_mpiexec, join
-from tests.conftest import TINY, TINY_SETTINGS
+from tests.conftest import PATIENCE, TINY, TINY_SETTINGS
 
 MPIEXEC = shutil.which(
     "mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -37,7 +37,7 @@ def mpiexec(
         [MPIEXEC, "-n", str(count), sys.executable, *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         stdin=subprocess.DEVNULL,
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUTF8": "1", **environment},
@@ -123,6 +123,8 @@ def test_a_run_lets_its_workers_compare_text_config_and_every_fingerprint():
     assert len(prints) == 2
     assert prints.items() <= Comparing.compared.items()
     assert Comparing.compared["text (by its SHA-256)"] == run.corpus_sha256
+    for name, table in run.config.portable().items():
+        assert json.loads(Comparing.compared[f"[{name}] in their config"]) == table
 
 
 @needs_mpi
