@@ -27,7 +27,7 @@ from minigen.report.facts import (
     twin_policy,
 )
 from minigen.report.projection import principal_coordinates
-from minigen.report.trainable import training_data
+from minigen.report.trainable import packed, training_data
 from minigen.text.corpus import Tokens
 from minigen.text.tokenizer import BYTE_VOCABULARY, END_OF_TEXT
 from minigen.training import checkpoint
@@ -132,8 +132,7 @@ def _data(facts: Facts) -> dict[str, Any]:
 
 def _weights(facts: Facts) -> str:
     tensors = (facts.saved.tensors[name] for name in checkpoint.PARAMETERS)
-    data = b"".join(np.ascontiguousarray(tensor, dtype="<f8").tobytes() for tensor in tensors)
-    return base64.b64encode(data).decode()
+    return packed(np.concatenate([tensor.reshape(-1) for tensor in tensors]))
 
 
 def _thinned(metrics: list[Line]) -> list[Line]:
@@ -147,7 +146,7 @@ def _thinned(metrics: list[Line]) -> list[Line]:
     ]
 
 
-def _bits_per_nat(tokens: Tokens | None, vocab_size: int) -> float | None:
+def _bits_per_nat(tokens: Tokens | None) -> float | None:
     """Bits per byte that one nat per token is; None where the text is not known."""
     if tokens is None or not len(tokens) or not tokens.bytes:
         return None
@@ -183,8 +182,8 @@ def _loss(facts: Facts) -> dict[str, Any] | None:
         "lines": lines,
         "validation_lines": validation_lines,
         "units": {
-            "training_unit": _bits_per_nat(training, V),
-            "validation_unit": _bits_per_nat(validation, V),
+            "training_unit": _bits_per_nat(training),
+            "validation_unit": _bits_per_nat(validation),
         },
         "last": {"step": facts.metrics[-1]["step"], "loss": facts.metrics[-1]["loss"]},
         "validation": measured[-1] if measured else None,

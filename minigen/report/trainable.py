@@ -55,18 +55,19 @@ def training_data(facts: Facts) -> dict[str, Any]:
         "steps": config.training.steps,
         "step": saved.step,
         "optimizer": config.optimizer.model_dump(),
-        "tokens": _base64(tokens.array, f"<u{width}"),
+        "tokens": packed(tokens.array, f"<u{width}"),
         "token_bytes": width,
         "tokens_count": len(tokens.array),
-        "losses": _base64([float.fromhex(line["loss_bits"]) for line in lines]) if lines else None,
-        "learning_rates": _base64([line["learning_rate"] for line in lines]) if lines else None,
+        "losses": packed([float.fromhex(line["loss_bits"]) for line in lines]) if lines else None,
+        "learning_rates": packed([line["learning_rate"] for line in lines]) if lines else None,
         "fingerprints": sorted(fingerprints.items()),
         "checkpoints": _checkpoints(facts),
         "sampling": _sampling(facts),
     }
 
 
-def _base64(numbers: Any, dtype: str = "<f8") -> str:
+def packed(numbers: Any, dtype: str = "<f8") -> str:
+    """Return the bytes of numbers, little-endian, as the page carries them."""
     return base64.b64encode(np.ascontiguousarray(numbers, dtype=dtype).tobytes()).decode()
 
 
@@ -90,7 +91,7 @@ def _checkpoints(facts: Facts) -> list[dict[str, Any]]:
             saved = checkpoint.load(path)
             if 0 < saved.step < facts.saved.step and saved.tensors.keys() >= {*names}:
                 state = np.concatenate([saved.tensors[name].reshape(-1) for name in names])
-                kept.insert(0, {"step": saved.step, "state": _base64(state)})
+                kept.insert(0, {"step": saved.step, "state": packed(state)})
     return kept
 
 

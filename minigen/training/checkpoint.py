@@ -103,20 +103,11 @@ def save(path: str | Path, checkpoint: Checkpoint) -> None:
         name: np.ascontiguousarray(checkpoint.tensors[name], dtype="<f8")
         for name in sorted(checkpoint.tensors)
     }
-    description = {
-        "format": checkpoint.format,
-        "config": checkpoint.config,
-        "tokenizer": checkpoint.tokenizer,
-        "step": checkpoint.step,
-        "streams": checkpoint.streams,
-        "corpus_sha256": checkpoint.corpus_sha256,
-        "tensors": {
-            name: {"shape": tensor.shape, "sha256": hashlib.sha256(_bytes(tensor)).hexdigest()}
-            for name, tensor in tensors.items()
-        },
+    description = {key: value for key, value in vars(checkpoint).items() if value is not None}
+    description["tensors"] = {
+        name: {"shape": tensor.shape, "sha256": hashlib.sha256(_bytes(tensor)).hexdigest()}
+        for name, tensor in tensors.items()
     }
-    optional = {"logs": checkpoint.logs, "corpus_files": checkpoint.corpus_files}
-    description |= {key: value for key, value in optional.items() if value is not None}
     try:
         description = json.loads(_canonical(description))  # keys and tuples as JSON spells them
         _check_description(description)
@@ -124,14 +115,10 @@ def save(path: str | Path, checkpoint: Checkpoint) -> None:
         _check_finite(tensors)
         if not _is_named_rightly(Path(path), checkpoint.step):
             raise MinigenError(f"its name is that of another step, and it is of {checkpoint.step}")
-    except MinigenError as error:
-        raise MinigenError(f"cannot save {path}: {error}") from None
-    text = _canonical({**description, "checksum": _checksum(description)})
-    header = _header(tensors, text)
-    try:
-        _check_described(
-            len(header), reduce(add, (tensor.nbytes for tensor in tensors.values()), 0)
-        )
+        text = _canonical({**description, "checksum": _checksum(description)})
+        header = _header(tensors, text)
+        sizes = (tensor.nbytes for tensor in tensors.values())
+        _check_described(len(header), reduce(add, sizes, 0))
     except MinigenError as error:
         raise MinigenError(f"cannot save {path}: {error}") from None
     write_atomically(path, header, *map(_bytes, tensors.values()))
@@ -175,17 +162,7 @@ def load(path: str | Path, *, moments: bool = True) -> Checkpoint:
             f"{path} is of step {description['step']}, whatever its name says: remove it, or "
             "name it so"
         )
-    return Checkpoint(
-        config=description["config"],
-        tokenizer=description["tokenizer"],
-        step=description["step"],
-        streams=description["streams"],
-        corpus_sha256=description["corpus_sha256"],
-        tensors=tensors,
-        format=description["format"],
-        logs=description.get("logs"),
-        corpus_files=description.get("corpus_files"),
-    )
+    return Checkpoint(**{**description, "tensors": tensors})
 
 
 def _is_named_rightly(path: Path, step: int) -> bool:

@@ -42,11 +42,8 @@ class Config(Tables):
         path = _find(name_or_path)
         tables = defaults()
         for name, table in _read(path).items():
-            if isinstance(table, dict):
-                table = _absolute(name, table, path.parent)
-                tables[name] = {**tables.get(name, {}), **table}
-            else:
-                tables[name] = table
+            is_table = isinstance(table, dict)
+            tables[name] = {**tables.get(name, {}), **table} if is_table else table
         return cls._build(tables, overrides or {}, source=str(path))
 
     @classmethod
@@ -56,10 +53,7 @@ class Config(Tables):
         As in ``from_dict``, a key that it lacks means what was before the key existed.
         """
         path = folder / CONFIG
-        tables = {
-            name: _absolute(name, table, folder) if isinstance(table, dict) else table
-            for name, table in _read(path).items()
-        }
+        tables = _read(path)
         if not tables:  # as a power cut may leave it; it is not the config of all defaults
             raise MinigenError(
                 f"{path} is empty: put back into it the config that the run had (minigen info "
@@ -241,19 +235,21 @@ def _find(name_or_path: str | Path) -> Path:
 
 
 def _read(path: Path) -> Values:
+    """Return the tables of a file; the paths in them start from its folder."""
     with explained(f"cannot read config {path}"):
         data = path.read_bytes()
     try:
-        return tomllib.loads(data.decode("utf-8-sig"))
+        tables = tomllib.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise MinigenError(f"{path}, line {line}: TOML must be UTF-8; save it so") from None
     except (ValueError, RecursionError) as error:
         raise MinigenError(f"{path} is not TOML: {error}") from None
+    return {name: _absolute(name, table, path.parent) for name, table in tables.items()}
 
 
-def _absolute(name: str, table: Values, folder: Path) -> Values:
-    text = table.get("text") if name == "corpus" else None
+def _absolute(name: str, table: Any, folder: Path) -> Any:
+    text = table.get("text") if name == "corpus" and isinstance(table, dict) else None
     if not isinstance(text, list | tuple):
         return table
     paths = [

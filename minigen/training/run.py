@@ -70,17 +70,8 @@ class StepRecord:
 
     def metrics(self) -> dict[str, Any]:
         """Return the record as a line of ``metrics.jsonl``: without what was not measured."""
-        metrics = {
-            "step": self.step,
-            "loss": self.loss,
-            "loss_bits": self.loss.hex(),
-            "learning_rate": self.learning_rate,
-            "optimizer_position": self.optimizer_position,
-            "inference_position": self.inference_position,
-            "validation_loss": self.validation_loss,
-            "fingerprint": self.fingerprint,
-        }
-        return {key: value for key, value in metrics.items() if value is not None}
+        line = {"step": self.step, "loss": self.loss, "loss_bits": self.loss.hex(), **vars(self)}
+        return {key: value for key, value in line.items() if key != "sample" and value is not None}
 
 
 class Run:
