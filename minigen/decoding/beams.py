@@ -1,7 +1,6 @@
 """Beam search keeps the B likeliest unfinished texts and looks for the best finished one."""
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from math import isfinite
 from typing import NamedTuple
 
@@ -12,8 +11,8 @@ from minigen.decoding.generation import (
     LanguageModel,
     Row,
     StopStrings,
+    Task,
     check_count,
-    check_vocabulary,
     padded_contexts,
 )
 from minigen.decoding.policy import OPTIONS, DeadEndError, Policy
@@ -156,34 +155,24 @@ def beam_search(
     check_count("num_beams", num_beams)
     if not isfinite(length_penalty):
         raise OptionError(f"length_penalty must be finite (got {length_penalty}); 0 is off")
-    check_vocabulary(model, tokenizer)
-    check_count("max_new_tokens", max_new_tokens)
-    stops = StopStrings(stop)
-    prompt_ids = tokenizer.encode(prompt).ids
-    token_bytes = cache(tokenizer.token_bytes)
+    task = Task(model, tokenizer, policy, max_new_tokens, stop, log_probabilities)
     found = search(
         model,
-        prompt_ids,
+        tokenizer.encode(prompt).ids,
         policy,
         num_beams=num_beams,
         length_penalty=length_penalty,
         max_new_tokens=max_new_tokens,
-        stops=stops,
-        token_bytes=token_bytes,
+        stops=task.stops,
+        token_bytes=task.token_bytes,
     )
     continuations = []
-    scorer = model if log_probabilities else None
     for score, token_ids, dead_end in found:
-        row = Row(0, prompt, prompt_ids, stops, policy.min_new_tokens)
-        reason = None
-        for token in token_ids:
-            full = not dead_end and len(row.token_ids) + 1 == len(token_ids)
-            _, reason = row.push(token, token_bytes(token), full)
+        row = Row(task, 0, prompt)
+        pieces = [row.push(token, score=score) for token in token_ids]
         if dead_end:
-            continuation = row.give_up(dead_end, scorer, score=score).continuation
-        else:
-            assert reason
-            continuation = row.finish(reason, scorer, score=score)
+            pieces.append(row.give_up(dead_end, score=score))
+        continuation = pieces[-1].continuation
         assert continuation
         continuations.append(continuation)
     return continuations

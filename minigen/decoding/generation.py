@@ -1,6 +1,6 @@
 """The loop: prompts, a policy and a stream each become texts, one token at a time."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -139,61 +139,78 @@ class TextWriter:
         return rest + self.decoder.close()
 
 
-class Row:
-    """One text in the making. Nothing ends it before ``min_new_tokens``."""
+class Task:
+    """What the texts of one call have in common: who writes them, how, and where they end.
+
+    Raises OptionError or MinigenError where these do not go together.
+    """
 
     def __init__(
         self,
-        index: int,
-        prompt: Text,
-        prompt_ids: list[int],
-        stops: StopStrings,
-        min_new_tokens: int,
+        model: LanguageModel,
+        tokenizer: ByteTokenizer,
+        policy: Policy,
+        max_new_tokens: int,
+        stop: Text | Texts,
+        log_probabilities: bool,
     ):
-        self.index, self.prompt, self.prompt_ids = index, prompt, prompt_ids
+        check_vocabulary(model, tokenizer)
+        check_count("max_new_tokens", max_new_tokens)
+        policy.check_ids(model.vocab_size)
+        self.model, self.tokenizer, self.policy = model, tokenizer, policy
+        self.max_new_tokens, self.log_probabilities = max_new_tokens, log_probabilities
+        self.stops, self.token_bytes = StopStrings(stop), cache(tokenizer.token_bytes)
+
+
+class Row:
+    """One text of a task in the making. Nothing ends it before ``min_new_tokens``."""
+
+    def __init__(self, task: Task, index: int, prompt: Text):
+        self._task, self.index, self.prompt = task, index, prompt
+        self.prompt_ids = task.tokenizer.encode(prompt).ids
         self.token_ids: list[int] = []
         self._pieces: list[str] = []
-        self._writer = TextWriter(stops, prompt)
-        self._decoder, self._is_free = self._writer.decoder, not stops.strings
-        self._min_new_tokens = min_new_tokens
+        self._writer = TextWriter(task.stops, prompt)
+        self._decoder, self._is_free = self._writer.decoder, not task.stops.strings
+        self._token_bytes, self._most = task.token_bytes, task.max_new_tokens
 
-    def push(self, token: int, data: bytes, full: bool) -> tuple[str, FinishReason | None]:
-        """Add a token and its bytes; return the text released and, at the end, the reason.
+    def push(self, token: int, **facts: Any) -> Piece:
+        """Add a token; return the piece, with the finished text and ``facts`` about it at the end.
 
-        ``full``: the text may not grow any longer.
+        Where the text ends, what was held back comes out.
         """
         self.token_ids.append(token)
+        data, full = self._token_bytes(token), len(self.token_ids) == self._most
         if self._is_free and self._decoder.is_between and data.isascii() and data and not full:
             text = data.decode("ascii")  # the most frequent case, and the fastest
             self._pieces.append(text)
-            return text, None
-        text, stopped = self._writer.push(data, len(self.token_ids) >= self._min_new_tokens)
+            return Piece(self.index, token, text, None)
+        may_stop = len(self.token_ids) >= self._task.policy.min_new_tokens
+        text, stopped = self._writer.push(data, may_stop)
         if not (full or stopped or token == END_OF_TEXT):
             self._pieces.append(text)
-            return text, None
+            return Piece(self.index, token, text, None)
         text += self._writer.close(stopped)
         self._pieces.append(text)
-        if token == END_OF_TEXT:
-            return text, "end_of_text"
-        return text, "stop" if stopped else "length"
+        reason: FinishReason = "stop" if stopped else "length"
+        reason = "end_of_text" if token == END_OF_TEXT else reason
+        return Piece(self.index, token, text, self.finish(reason, **facts))
 
-    def finish(
-        self, reason: FinishReason, scorer: LanguageModel | None, **facts: Any
-    ) -> Continuation:
-        """Return the record of the finished text; ``scorer`` gives its log-probabilities."""
+    def finish(self, reason: FinishReason, **facts: Any) -> Continuation:
+        """Return the record of the finished text."""
         log_p = None
-        if scorer:
+        if self._task.log_probabilities:
             whole = self.prompt_ids + self.token_ids
-            log_p = token_log_probabilities(scorer, whole, len(self.prompt_ids)).tolist()
+            log_p = token_log_probabilities(self._task.model, whole, len(self.prompt_ids)).tolist()
         text = "".join(self._pieces)
         return Continuation(self.prompt, text, self.token_ids, reason, log_p, **facts)
 
-    def give_up(self, dead_end: DeadEndError, scorer: LanguageModel | None, **facts: Any) -> Piece:
+    def give_up(self, dead_end: DeadEndError, **facts: Any) -> Piece:
         """End the text where no token is left; what was held back comes out."""
         text = self._writer.close(stopped=False)
         self._pieces.append(text)
-        facts["explanation"] = str(dead_end)
-        return Piece(self.index, None, text, self.finish("dead_end", scorer, **facts))
+        continuation = self.finish("dead_end", explanation=str(dead_end), **facts)
+        return Piece(self.index, None, text, continuation)
 
 
 class WordSource:
@@ -299,30 +316,22 @@ def generate(
     token ends there. Prompts and streams are read as they are needed. Errors: OptionError,
     MinigenError.
     """
-    check_vocabulary(model, tokenizer)
-    check_count("max_new_tokens", max_new_tokens)
+    task = Task(model, tokenizer, policy, max_new_tokens, stop, log_probabilities)
     check_prompts(prompts)
-    policy.check_ids(model.vocab_size)
     if not policy.greedy:
         check_streams(prompts, streams, "a stream of its own")
-    stops = StopStrings(stop)
     height = max(1, min(_MOST_ROWS, _MOST_LOGITS // model.vocab_size))
-    token_bytes = cache(tokenizer.token_bytes)
-    scorer = model if log_probabilities else None
 
     def batches() -> Iterator[Piece]:
         numbered, words = enumerate(prompts), iter(streams or ())
         while part := list(islice(numbered, height)):
-            rows = [
-                Row(i, prompt, tokenizer.encode(prompt).ids, stops, policy.min_new_tokens)
-                for i, prompt in part
-            ]
+            rows = [Row(task, i, prompt) for i, prompt in part]
             source = None
             if not policy.greedy:
                 own = list(islice(words, len(rows)))
                 check_streams(rows, own, "a stream of its own")
                 source = WordSource(own)
-            yield from _generate(model, rows, policy, source, max_new_tokens, token_bytes, scorer)
+            yield from _generate(model, policy, rows, source)
 
     return batches()
 
@@ -346,13 +355,7 @@ class _Batch:
 
 
 def _generate(
-    model: LanguageModel,
-    rows: list[Row],
-    policy: Policy,
-    words: WordSource | None,
-    max_new_tokens: int,
-    token_bytes: Callable[[int], bytes],
-    scorer: LanguageModel | None,
+    model: LanguageModel, policy: Policy, rows: list[Row], words: WordSource | None
 ) -> Iterator[Piece]:
     prompts = [row.prompt_ids for row in rows]
     contexts = padded_contexts(prompts, model.context_length)
@@ -362,8 +365,7 @@ def _generate(
         z, dead = policy.adjust(logits, batch.history)
         if dead is not None:
             for i in np.flatnonzero(dead).tolist():
-                dead_end = policy.dead_end(logits, batch.history, i)
-                yield batch.rows[i].give_up(dead_end, scorer)
+                yield batch.rows[i].give_up(policy.dead_end(logits, batch.history, i))
             batch.select(np.flatnonzero(~dead).tolist())
             z = z[~dead]
             if not batch.rows:
@@ -373,15 +375,12 @@ def _generate(
         batch.contexts[:, -1] = tokens
         chosen = tokens.tolist()
         batch.history.append(chosen)
-        full = batch.history.new_tokens == max_new_tokens
         ended = []
         for row, token in zip(batch.rows, chosen, strict=True):
-            text, reason = row.push(token, token_bytes(token), full)
-            if reason is None:
-                yield Piece(row.index, token, text, None)
-            else:
+            piece = row.push(token)
+            if piece.continuation:
                 ended.append(row)
-                yield Piece(row.index, token, text, row.finish(reason, scorer))
+            yield piece
         if ended:
             batch.select([i for i, row in enumerate(batch.rows) if row not in ended])
 

@@ -7,7 +7,6 @@ Leviathan, Kalman and Matias 2023, "Fast inference from transformers via specula
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import cache
 from itertools import accumulate, repeat
 from typing import Protocol
 
@@ -15,7 +14,7 @@ from minigen.decoding.generation import (
     LanguageModel,
     Piece,
     Row,
-    StopStrings,
+    Task,
     check_count,
     check_prompts,
     check_streams,
@@ -147,9 +146,8 @@ def speculate(
     needs none. A text to which the policy leaves no token ends there, and a draft in that place
     stops proposing. A draft with another tokenizer raises MinigenError.
     """
-    check_vocabulary(model, tokenizer)
+    task = Task(model, tokenizer, policy, max_new_tokens, stop, log_probabilities)
     check_vocabulary(draft, draft_tokenizer)
-    check_count("max_new_tokens", max_new_tokens)
     check_count("num_draft_tokens", num_draft_tokens)
     if draft_tokenizer.state() != tokenizer.state():
         raise MinigenError(
@@ -157,40 +155,21 @@ def speculate(
             f"tokens, other than the target's {tokenizer.vocab_size}); train both with one"
         )
     check_prompts(prompts)
-    policy.check_ids(model.vocab_size)
     choices: Iterable[Chooser] = repeat(GreedyChoices())
     if not policy.greedy:
         check_streams(prompts, streams, "two streams")
         choices = (SampledChoices(*pair) for pair in streams or ())
-    stops, token_bytes = StopStrings(stop), cache(tokenizer.token_bytes)
-    scorer = model if log_probabilities else None
     return (
         piece
         for (i, prompt), chooser in zip(enumerate(prompts), choices, strict=False)
-        for piece in _speculate(
-            (model, draft),
-            Row(i, prompt, tokenizer.encode(prompt).ids, stops, policy.min_new_tokens),
-            policy,
-            chooser,
-            num_draft_tokens,
-            max_new_tokens,
-            token_bytes,
-            scorer,
-        )
+        for piece in _speculate(task, draft, Row(task, i, prompt), chooser, num_draft_tokens)
     )
 
 
 def _speculate(
-    models: tuple[LanguageModel, LanguageModel],
-    row: Row,
-    policy: Policy,
-    choices: Chooser,
-    num_draft_tokens: int,
-    max_new_tokens: int,
-    token_bytes: Callable[[int], bytes],
-    scorer: LanguageModel | None,
+    task: Task, draft_model: LanguageModel, row: Row, choices: Chooser, num_draft_tokens: int
 ) -> Iterator[Piece]:
-    model, draft_model = models
+    model, policy = task.model, task.policy
     history = policy.history([row.prompt_ids], model.vocab_size)
     window = max(model.context_length, draft_model.context_length)
     recent = row.prompt_ids[-window:]
@@ -215,24 +194,21 @@ def _speculate(
 
     accepted = examined = 0
     while True:
-        room = max_new_tokens - len(row.token_ids)
-        pieces = speculative_round(draft, target, choices, min(num_draft_tokens, room))
+        room = task.max_new_tokens - len(row.token_ids)
         tokens = []
         try:
-            for token, is_accepted in pieces:
+            for token, is_accepted in speculative_round(
+                draft, target, choices, min(num_draft_tokens, room)
+            ):
                 tokens.append(token)
                 accepted += is_accepted is True
                 examined += is_accepted is not None
-                full = len(row.token_ids) + 1 == max_new_tokens
-                text, reason = row.push(token, token_bytes(token), full)
-                if reason:
-                    rate = accepted / max(1, examined)
-                    continuation = row.finish(reason, scorer, acceptance_rate=rate)
-                    yield Piece(row.index, token, text, continuation)
+                piece = row.push(token, acceptance_rate=accepted / max(1, examined))
+                yield piece
+                if piece.continuation:
                     return
-                yield Piece(row.index, token, text, None)
         except DeadEndError as dead_end:
-            yield row.give_up(dead_end, scorer, acceptance_rate=accepted / max(1, examined))
+            yield row.give_up(dead_end, acceptance_rate=accepted / max(1, examined))
             return
         history.append(tokens[-1:])
         written = history.new_tokens

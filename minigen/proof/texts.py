@@ -12,7 +12,7 @@ from math import inf
 from typing import Any
 
 from minigen.decoding.beams import beam_search
-from minigen.decoding.generation import Continuation, Piece, Row, StopStrings, generate
+from minigen.decoding.generation import Continuation, Piece, Row, Task, generate
 from minigen.decoding.generator import Generator
 from minigen.decoding.policy import Policy
 from minigen.decoding.speculation import speculate
@@ -173,14 +173,12 @@ def _without_draft(number: int, claim: dict[str, Any], model: Generator) -> Verd
     policy, prompt, claimed = _policy(claim), claim["prompt"], claim["token_ids"]
     if not all(type(token) is int and 0 <= token < model.model.vocab_size for token in claimed):
         raise ValueError("its token_ids must be ids of this model")
-    prompt_ids = model.tokenizer.encode(prompt).ids
-    row = Row(0, prompt, prompt_ids, StopStrings(claim["stop"]), policy.min_new_tokens)
-    reason = None
-    for token in claimed:
-        full = len(row.token_ids) + 1 == claim["max_new_tokens"]
-        _, reason = row.push(token, model.tokenizer.token_bytes(token), full)
-    again = row.finish(reason or "dead_end", model.model)
-    figures = {"finish_reason": reason, "text": again.text} if reason else {}
+    stop, length = tuple(claim["stop"]), claim["max_new_tokens"]
+    row = Row(Task(model.model, model.tokenizer, policy, length, stop, True), 0, prompt)
+    ends = [row.push(token).continuation for token in claimed][-1:]
+    again = ends[0] if ends and ends[0] else row.finish("dead_end")
+    is_ended = again.finish_reason != "dead_end"
+    figures = {"finish_reason": again.finish_reason, "text": again.text} if is_ended else {}
     verdict = _compare_figures(number, claim, again.log_probabilities or [], figures)
     if not verdict.holds:
         return verdict
