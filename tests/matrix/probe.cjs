@@ -25,5 +25,5 @@ if (typeof document === "undefined") {
   console.log(probe(require(path), runs, v8 && !bun ? `${own}, V8 ${v8}` : own));
 } else {
   const version = /(Chrome|Firefox)\/[\d.]+/.exec(navigator.userAgent)[0].replace("/", " ");
-  document.body.textContent = probe(twin, TWIN_RUNS, version);
+  document.body.textContent = `\n${probe(twin, TWIN_RUNS, version)}\n`;  // a line of its own
 }

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.matrix import page, probe
+from tests.matrix import __main__, page, probe
 from tests.matrix.__main__ import row_of
 from tests.matrix.groups import Environment, Skipped
 
@@ -49,9 +49,28 @@ def test_an_environment_that_ends_badly_is_no_row_of_results(tmp_path):
     assert row_of(Skipped("lacks", "no wheel")) == {"name": "lacks", "skipped": "no wheel"}
 
 
+_NO_ROWS = (
+    "3",
+    "null",
+    "[3]",
+    '[{"name": 1}]',
+    '[{"name": "a"}]',
+    '[{"name": "a", "results": {}}]',
+)
+
+
+@pytest.mark.parametrize("text", ["", "[", "{}", *_NO_ROWS])
+def test_rows_of_another_version_are_named_and_left_out(text, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(__main__, "ROWS", tmp_path)
+    __main__.save("workers", [row("usual")])
+    (tmp_path / "company.json").write_text(text)
+    assert __main__.load() == {"workers": [row("usual")]}
+    assert "company.json holds no rows of this version" in capsys.readouterr().err
+
+
 def test_the_published_page_lists_environments_that_all_agree():
     text = page.PATH.read_text(encoding="utf-8")
     count, agree = map(int, re.search(r"\*\*(\d+) environments, (\d+) with", text).groups())
     rows = re.findall(r"^\| .* \| (\d+) of (\d+) \|", text, re.MULTILINE)
-    assert count == agree == len(rows) > 0
+    assert count == agree == len(rows) >= 100
     assert all(same == of for same, of in rows)
