@@ -17,13 +17,21 @@ script that uses nearly all of it is [examples/library.py](examples/library.py).
 caller raises `minigen.OptionError`, a kind of `minigen.MinigenError`, which is for what was read
 and is wrong; both say it in one line.
 
-Words: a *token* is what the model reads and writes one at a time, a byte or some bytes; *logits*
-are the scores of all tokens, before the softmax; a *nat* is a unit of information, 1/ln 2 bits; a
-*policy* says how the next token is chosen; a *draft* is a small model that guesses ahead; a
-*stream* is a sequence of random numbers with a seed and a name, its *position* how many are used;
-a *document* is a text that no context reaches across; a *batch* is the predictions of one step;
-*moments* are the optimizer's running averages of the gradient; a *checkpoint* is a run in a file;
-a *fingerprint* is the SHA-256 of the weights; a *control* is a set-up known to break a claim.
+## Words
+
+- A *token* is what the model reads and writes one at a time: a byte or some bytes, with an id.
+- *Logits* are its scores of all tokens, before the softmax makes probabilities of them.
+- A *nat* is a unit of information, 1/ln 2 bits; a *loss* is −ln of what a model gave the token that
+  came, in nats. *Perplexity* is the exponential of the mean loss: among how many equal choices the
+  model was undecided. *Bits per byte* is the loss that does not depend on how a text was cut.
+- A *policy* says how the next token is chosen; a *draft* is a small model that guesses ahead.
+- A *stream* is a sequence of random words with a seed and a name, its *position* how many are used.
+- A *document* is a text that no context reaches across; a *batch* is the predictions of one step.
+- *Moments* are the optimizer's running averages of the gradient and of its square.
+- *Warm-up* is the first steps, over which the learning rate rises.
+- A *checkpoint* is a run in a file; a *fingerprint* is the SHA-256 of the weights.
+- A *control* is a set-up known to break a claim: a comparison that does not catch it is worth
+  nothing.
 """
 
 

@@ -1,8 +1,8 @@
 """A user's mistake, as an exception whose text is one line: the rule, the value, the cure."""
 
 import difflib
+import re
 from collections.abc import Iterable
-from numbers import Integral
 
 
 class MinigenError(Exception):
@@ -13,18 +13,10 @@ class OptionError(MinigenError, ValueError):
     """An argument breaks a rule that can be decided from it alone: exit status 2."""
 
 
-def expect(name: str, value: object, *kinds: type, cure: str = "") -> None:
-    """Raise OptionError unless a value is of one of some types."""
-    if not isinstance(value, kinds) or isinstance(value, bool):
-        named = " or ".join("whole number" if kind is Integral else kind.__name__ for kind in kinds)
-        cure = f"; {cure}" if cure else ""
-        raise OptionError(f"{name} must be a {named} (got {shown(value)}){cure}")
-
-
 def shown(value: object) -> str:
     """Return a value for an error message: in one line, never endless."""
     try:
-        text = repr(value)
+        text = re.sub(r"\s*\n\s*", " ", repr(value))
     except ValueError:  # Python shows no integer of more than 4300 digits
         text = "a number too long to show"
     return text if len(text) <= 80 else text[:77] + "..."

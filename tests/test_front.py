@@ -4,8 +4,11 @@ import ast
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 import minigen
@@ -73,38 +76,120 @@ def test_the_page_about_the_library_is_made_of_its_docstrings() -> None:
     assert all(f"\n## minigen.{name}" in made for name in minigen.__all__)
 
 
-WRONG_TYPES: dict[str, tuple[Callable[[], object], str]] = {
-    "a config by number": (
-        lambda: minigen.Config.load(5),
-        "a config must be a str or Path (got 5)",
-    ),  # type: ignore[arg-type]
+class Model(NamedTuple):
+    run: minigen.Run
+    generator: minigen.Generator
+
+
+@pytest.fixture(scope="module")
+def tiny_model() -> Model:
+    run = tiny()
+    return Model(run, run.generator)
+
+
+L = [0.1, 0.2, 0.3]
+WRONG: dict[str, tuple[Callable[[Any], object], str]] = {  # takes Any, so that it may be wrong
+    "a config by number": (lambda m: minigen.Config.load(5), "must be a str or a Path (got 5)"),
     "overrides as text": (
-        lambda: minigen.Config.load(overrides="training.steps=3"),  # type: ignore[arg-type]
-        "overrides must map keys to values",
+        lambda m: minigen.Config.load(overrides="training.steps=3"),
+        "overrides must be a dict or None (got 'training.steps=3')",
     ),
     "a key by number": (
-        lambda: minigen.Config.load(overrides={5: 3}),  # type: ignore[dict-item]
+        lambda m: minigen.Config.load(overrides={5: 3}),
         "unknown key 5",
     ),
-    "a run of a name": (lambda: minigen.Run("fables"), "config must be a Config (got 'fables')"),  # type: ignore[arg-type]
-    "steps in words": (lambda: tiny().train("5"), "steps must be a whole number (got '5')"),  # type: ignore[arg-type]
-    "half a step": (lambda: tiny().train(2.5), "steps must be a whole number (got 2.5)"),  # type: ignore[arg-type]
-    "a step too many": (lambda: tiny().train(7), "from 0 to the 6 left"),
-    "a model by number": (lambda: minigen.load(5), "a model must be a str or Path (got 5)"),  # type: ignore[arg-type]
-    "a stream of a name": (lambda: minigen.Stream("a", "b"), "seed must be a whole number"),  # type: ignore[arg-type]
-    "a text by number": (lambda: minigen.ByteTokenizer().encode(5), "must be a str or bytes"),  # type: ignore[arg-type]
-    "a proof of a name": (lambda: next(minigen.prove("fables")), "config must be a Config"),  # type: ignore[arg-type]
-    "a sweep of a name": (lambda: minigen.sweep("fables", {}, out="x"), "config must be a Config"),  # type: ignore[arg-type]
+    "a table misspelt": (
+        lambda m: minigen.Config.load(overrides={"trainig.steps": 3}),
+        "unknown table 'trainig': the nearest known one is [training]",
+    ),
+    "a config that is written": (lambda m: m.run.config.__init__(steps=3), "a config is read"),
+    "a config that is changed": (
+        lambda m: setattr(m.run.config.training, "steps", 3),
+        "a config is frozen (got steps = 3): config.override",
+    ),
+    "a run of a name": (
+        lambda m: minigen.Run("fables"),
+        "config must be a Config, as Config.load(\"fables\") gives (got 'fables')",
+    ),
+    "a text as a number": (
+        lambda m: minigen.Run(m.run.config, text=5),
+        "text must be a str, bytes, a list of str or bytes or None (got 5)",
+    ),
+    "a text misspelt": (lambda m: minigen.Run(m.run.config, txt="x"), "nearest known one is text"),
+    "no workers": (lambda m: minigen.Run(m.run.config, workers=2), "communicator of mpi4py"),
+    "steps in words": (lambda m: m.run.train("5"), "must be a whole number or None (got '5')"),
+    "half a step": (lambda m: m.run.train(2.5), "must be a whole number or None (got 2.5)"),
+    "a step too many": (lambda m: m.run.train(7), "from 0 to the 6 left"),
+    "a bar as text": (lambda m: m.run.train(0, progress="no"), "must be True or False (got 'no')"),
+    "a model by number": (lambda m: minigen.load(5), "model must be a str or a Path (got 5)"),
+    "a model misspelt": (
+        lambda m: minigen.load("x", polciy=1),
+        "unknown option 'polciy': the nearest known one is model",
+    ),
+    "a prompt of numbers": (
+        lambda m: m.generator.generate([1, 2]),
+        "prompt must be a str, bytes or a list of str or bytes (got [1, 2])",
+    ),
+    "prompts that are one": (lambda m: m.generator.pieces("a"), "must be a list of str or bytes"),
+    "an option misspelt": (lambda m: m.generator.generate("x", temprature=1), "is temperature"),
+    "an argument misspelt": (lambda m: m.generator.beams("x", num_beam=1), "is num_beams"),
+    "an option of a policy misspelt": (lambda m: minigen.Policy(temprature=1), "is temperature"),
+    "a policy as a dict": (
+        lambda m: m.generator.next("x", policy={"top_k": 1}),
+        "policy must be a Policy or None (got {'top_k': 1})",
+    ),
+    "a draft by name": (lambda m: m.generator.generate("x", draft="d"), "must be a Generator"),
+    "a path for paths": (lambda m: m.generator.evaluate(paths="x"), "a list of str or Path"),
+    "no text": (lambda m: m.generator.score(None), "text must be a str or bytes (got None)"),
+    "logits in words": (lambda m: minigen.head.softmax(["a"]), "z must be numbers (got ['a'])"),
+    "ragged logits": (lambda m: minigen.Policy().choose([L, L[1:]]), "logits must be numbers"),
+    "logits of several tokens": (lambda m: minigen.Policy().choose([L, L]), "(V,) (got (2, 3))"),
+    "a word in halves": (lambda m: minigen.Policy().choose(L, word=0.5), "a whole number"),
+    "a history in halves": (
+        lambda m: minigen.Policy().probabilities(L, np.array([0.5])),
+        "history must be a list of whole numbers (got array([0.5]))",
+    ),
+    "a table of numbers": (
+        lambda m: minigen.Policy(top_k=np.zeros((2, 2))),
+        "got array([[0., 0.], [0., 0.]])",
+    ),
+    "a stream of a name": (lambda m: minigen.Stream("a", "b"), "seed must be a whole number"),
+    "a stream by number": (lambda m: minigen.Stream(0, 1), "name must be a str (got 1)"),
+    "fewer than no words": (lambda m: minigen.Stream(0, "a").words(-1), "n must be at least 0"),
+    "a text by number": (lambda m: minigen.ByteTokenizer().encode(5), "must be a str or bytes"),
+    "merges of one": (lambda m: minigen.ByteTokenizer([(1,)]), "must be a list of pairs"),
+    "ids in words": (lambda m: minigen.ByteTokenizer().decode("ab"), "ids must be numbers"),
+    "a proof of a name": (lambda m: minigen.prove("fables"), "config must be a Config"),
+    "a sweep of a name": (lambda m: minigen.sweep("x", {}, out="x"), "config must be a Config"),
+    "a sweep over one value": (
+        lambda m: minigen.sweep(m.run.config, {"run.seed": 1}, out="x"),
+        "values must be a dict of lists (got {'run.seed': 1})",
+    ),
+    "a folder of no run": (lambda m: minigen.RunFolder.create("x", None), "must be a Run, as Run"),
+    "a report as bytes": (lambda m: minigen.write_report(b"x"), "must be a str or a Path"),
 }
 
 
-@pytest.mark.parametrize("mistake", WRONG_TYPES)
-def test_a_wrong_type_gets_one_line(mistake: str) -> None:
-    call, message = WRONG_TYPES[mistake]
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_wrong_argument_gets_one_line(tiny_model: Model, mistake: str) -> None:
+    call, message = WRONG[mistake]
     with pytest.raises(minigen.OptionError) as caught:
-        call()
+        call(tiny_model)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_numbers_and_texts_of_numpy_are_taken_as_such(tiny_model: Model) -> None:
+    plain = tiny_model.generator.generate("ab", max_new_tokens=3, seed=1, temperature=0.5)
+    assert plain == tiny_model.generator.generate(
+        np.str_("ab"),
+        max_new_tokens=np.int64(3),
+        seed=np.uint8(1),
+        temperature=np.float32(0.5),
+    )
+    policy = minigen.Policy(repetition_penalty=2.0)
+    history = np.array([0, 2])
+    assert policy.choose(np.array(L), history) == policy.choose(L, [0, 2])
 
 
 def test_every_config_key_is_explained_where_help_shows_it() -> None:
@@ -126,6 +211,16 @@ def test_a_bar_shows_how_far_training_is(capsys: pytest.CaptureFixture[str]) -> 
     records = tiny().train(progress=True)
     assert "6/6" in capsys.readouterr().err
     assert [record.step for record in records] == [1, 2, 3, 4, 5, 6]
+
+
+def test_records_and_candidates_make_a_table_as_they_are() -> None:
+    """pandas.DataFrame takes a list of dataclasses: a row for each, a column for each field."""
+    run = tiny()
+    rows = {"step": run.train(2), "token_id": run.generator.next("a").candidates}
+    for first, table in rows.items():
+        assert all(is_dataclass(row) for row in table)
+        assert next(iter(asdict(table[0]))) == first
+    assert [asdict(record)["loss"] for record in rows["step"]] == [r.loss for r in rows["step"]]
 
 
 def test_a_run_that_is_done_says_so_when_it_is_trained_on() -> None:

@@ -9,6 +9,7 @@ from itertools import cycle, repeat
 from pathlib import Path
 from typing import Any, Unpack, overload
 
+from minigen.arguments import checked
 from minigen.decoding import candidates, scoring
 from minigen.decoding.beams import beam_search
 from minigen.decoding.candidates import Decision
@@ -16,7 +17,6 @@ from minigen.decoding.generation import Continuation, Piece, check_count, comple
 from minigen.decoding.policy import Policy, PolicyOptions
 from minigen.decoding.scoring import Evaluation, Score
 from minigen.decoding.speculation import speculate
-from minigen.errors import OptionError
 from minigen.exact.streams import Stream
 from minigen.model.model import Model
 from minigen.text.corpus import Tokens
@@ -33,9 +33,6 @@ class _Settings(PolicyOptions, total=False):
     draft: "Generator | None"
     num_draft_tokens: int
     log_probabilities: bool
-
-
-_SETTINGS = ("num_samples", *(_Settings.__annotations__.keys() - PolicyOptions.__annotations__))
 
 
 class Generator:
@@ -88,6 +85,7 @@ class Generator:
         self, prompt: Texts, *, num_samples: int | None = None, **settings: Unpack[_Settings]
     ) -> list[Continuation]: ...
 
+    @checked
     def generate(
         self,
         prompt: Text | Texts = "",
@@ -125,6 +123,7 @@ class Generator:
         texts = complete(pieces)
         return texts[0] if is_one and num_samples is None else texts
 
+    @checked
     def stream(
         self,
         prompt: Text = "",
@@ -153,6 +152,7 @@ class Generator:
         )
         return (piece.text for piece in pieces if piece.text)
 
+    @checked
     def pieces(
         self,
         prompts: Iterable[Text],
@@ -171,12 +171,8 @@ class Generator:
 
         A piece's ``row`` counts the texts, prompt by prompt, sample by sample.
         """
-        policy = Policy.of(policy, options, _SETTINGS)
+        policy = Policy.of(policy, options)
         check_count("num_samples", num_samples)
-        if isinstance(prompts, Text) or not isinstance(prompts, Iterable):
-            raise OptionError(f"prompts must be a list of str or bytes (got {prompts!r})")
-        if draft is not None and not isinstance(draft, Generator):
-            raise OptionError(f"draft must be what minigen.load gives (got {draft!r})")
         # Read as they are needed: any number of prompts and samples takes no memory.
         texts = (prompt for prompt in prompts for _ in range(num_samples))
         names = (f"inference/{i}" if i else "inference" for i in cycle(range(num_samples)))
@@ -213,6 +209,7 @@ class Generator:
             )
         return pieces if shared is None or own is None else _moving(shared, own, pieces)
 
+    @checked
     def beams(
         self,
         prompt: Text = "",
@@ -234,7 +231,7 @@ class Generator:
             self.model,
             self.tokenizer,
             prompt,
-            Policy.of(policy, options, ("num_beams", "length_penalty", *_SETTINGS)),
+            Policy.of(policy, options),
             num_beams=num_beams,
             length_penalty=length_penalty,
             max_new_tokens=max_new_tokens,
@@ -242,10 +239,12 @@ class Generator:
             log_probabilities=log_probabilities,
         )
 
+    @checked
     def score(self, text: Text) -> Score:
         """Say how likely the model holds a text, token by token; an empty one is refused."""
         return scoring.score(self.model, self.tokenizer, text)
 
+    @checked
     def next(
         self,
         prompt: Text = "",
@@ -255,9 +254,10 @@ class Generator:
         **options: Unpack[PolicyOptions],
     ) -> Decision:
         """Show the ``top`` likeliest tokens to follow a prompt, after all rules and filters."""
-        policy = Policy.of(policy, options, ("top",))
+        policy = Policy.of(policy, options)
         return candidates.decide(self.model, self.tokenizer, prompt, policy, top=top)
 
+    @checked
     def evaluate(
         self, text: Text | Texts | None = None, *, paths: Sequence[str | Path] = ()
     ) -> Evaluation:

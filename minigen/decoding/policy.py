@@ -10,14 +10,15 @@ from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
 from math import inf, isfinite, ulp
 from numbers import Integral, Real
-from typing import Any, NamedTuple, Self, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from minigen.arguments import checked, checked_names
 from minigen.decoding import filters, rules
 from minigen.decoding.history import History
-from minigen.errors import MinigenError, OptionError, nearest
+from minigen.errors import MinigenError, OptionError, shown
 from minigen.exact.arithmetic import Floats, Integers, exact_sum
 from minigen.exact.streams import Words
 from minigen.model import head
@@ -64,7 +65,7 @@ class Number(NamedTuple):
                 number = float(value)
                 if isfinite(number) and self.lowest <= number <= self.highest:
                     return number
-        raise OptionError(f"{name} must be a number, {self.rule} (got {value!r}); {self.cure}")
+        raise OptionError(f"{name} must be a number, {self.rule} (got {shown(value)}); {self.cure}")
 
 
 class Whole(NamedTuple):
@@ -76,7 +77,7 @@ class Whole(NamedTuple):
         """Return the value as an int; raises OptionError."""
         if not isinstance(value, Integral) or isinstance(value, bool) or value < 0:
             raise OptionError(
-                f"{name} must be a whole number, at least 0 (got {value!r}); {self.cure}"
+                f"{name} must be a whole number, at least 0 (got {shown(value)}); {self.cure}"
             )
         return int(value)
 
@@ -93,7 +94,7 @@ class Ids(NamedTuple):
     def check(self, name: str, value: Any) -> tuple[int, ...]:
         """Return the ids as a tuple; raises OptionError."""
         if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-            raise OptionError(f"{name} must be a list of token ids (got {value!r}); () is off")
+            raise OptionError(f"{name} must be a list of token ids (got {shown(value)}); () is off")
         return tuple(_TOKEN.check(self.item, token) for token in value)
 
 
@@ -107,7 +108,7 @@ class Biases(NamedTuple):
         """Return {id: number}; raises OptionError."""
         if not isinstance(value, Mapping):
             raise OptionError(
-                f"{name} must be a table of token ids and numbers (got {value!r}); {{}} is off"
+                f"{name} must be a table of token ids and numbers (got {shown(value)}); {{}} is off"
             )
         return {
             _TOKEN.check(self.item, token): _BIAS.check(self.bias, bias)
@@ -188,6 +189,7 @@ class PolicyOptions(TypedDict, total=False):
     eta_cutoff: float | None
 
 
+@checked_names
 @dataclass(frozen=True, kw_only=True)
 class Policy:
     """How the next token is chosen; the options apply in the order of the fields.
@@ -326,22 +328,10 @@ class Policy:
             object.__setattr__(self, name, value)  # None is off, which every default is
 
     @classmethod
-    def of(
-        cls, policy: "Policy | None", options: PolicyOptions, others: Sequence[str] = ()
-    ) -> Self:
-        """Return the policy, or the one that the options make; OptionError where both are given.
-
-        ``others`` are what else the caller takes: a misspelt option may have been meant for them.
-        """
-        known = [*OPTIONS]
-        for name in options:
-            if name not in known:
-                meant = nearest(name, [*known, *others])
-                raise OptionError(f"unknown option {name!r}: the nearest known one is {meant}")
+    def of(cls, policy: "Policy | None", options: PolicyOptions) -> "Policy":
+        """Return the policy, or the one that the options make; OptionError where both are given."""
         if policy is None:
             return cls(**options)
-        if not isinstance(policy, cls):
-            raise OptionError(f"policy must be a Policy (got {policy!r})")
         if options:
             given = ", ".join(options)
             raise OptionError(f"give a policy or its options, not both (got policy and {given})")
@@ -450,6 +440,7 @@ class Policy:
             raise self.dead_end(logits, history, int(dead.argmax()))
         return z
 
+    @checked
     def probabilities(
         self, logits: ArrayLike, history: Sequence[int] = (), *, prompt_length: int = 0
     ) -> Floats:
@@ -464,6 +455,7 @@ class Policy:
         p: Floats = w / exact_sum(w, axis=-1, keepdims=True)
         return p.reshape(z.shape)
 
+    @checked
     def choose(
         self,
         logits: ArrayLike,
@@ -479,6 +471,8 @@ class Policy:
         if not 0 <= word < 1 << 64:
             raise OptionError(f"a word must be a whole number from 0 to below 2^64 (got {word!r})")
         rows = np.atleast_2d(np.asarray(logits, dtype=np.float64))
+        if len(rows) > 1:
+            raise OptionError(f"logits must be those of one token, (V,) (got {rows.shape})")
         z = self._alive(rows, self._history(rows, history, prompt_length))
         return int(self.pick(z, np.array([word], dtype=np.uint64))[0])
 

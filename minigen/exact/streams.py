@@ -6,12 +6,12 @@ neither can disturb the other, and no global generator is ever read or seeded.
 
 import hashlib
 from numbers import Integral
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from minigen.errors import OptionError
+from minigen.arguments import checked
+from minigen.errors import OptionError, shown
 
 Words = NDArray[np.uint64]
 
@@ -36,12 +36,6 @@ def unit_interval(words: Words) -> NDArray[np.float64]:
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def _whole(seed: Any) -> int:
-    if not isinstance(seed, Integral) or isinstance(seed, bool):
-        raise OptionError(f"seed must be a whole number (got {seed!r})")
-    return int(seed)
-
-
 class Stream:
     """Philox 4×64-10 under a key made of seed and name; its whole state is ``position``.
 
@@ -53,8 +47,9 @@ class Stream:
     True
     """
 
+    @checked
     def __init__(self, seed: int, name: str, position: int = 0):
-        self.seed, self.name = _whole(seed), name
+        self.seed, self.name = int(seed), name
         digest = hashlib.sha256(f"minigen:{self.seed}:{name}".encode()).digest()
         self._key = int.from_bytes(digest[:16], "little")
         self.position = position
@@ -63,11 +58,16 @@ class Stream:
     def __repr__(self) -> str:
         return f"Stream(seed={self.seed}, name={self.name!r}, position={self.position})"
 
+    @checked
     def words(self, n: int) -> Words:
         """Return the next n words, (n,) uint64."""
         position = self.position
-        if not 0 <= position < MOST_WORDS:
-            raise OptionError(f"a stream's position must be from 0 to below 2^258 (got {position})")
+        if n < 0:
+            raise OptionError(f"n must be at least 0 (got {n})")
+        if not (isinstance(position, Integral) and 0 <= position < MOST_WORDS):
+            raise OptionError(
+                f"position must be a whole number from 0 to below 2^258 (got {shown(position)})"
+            )
         # Made anew each time, since a generator that is kept could stand elsewhere than
         # ``position`` says: after an interruption, in a copy, or in another thread.
         generator = np.random.Philox(key=self._key, counter=position // 4)
@@ -80,10 +80,12 @@ class Stream:
         """Return the next word, 0 ≤ word < 2⁶⁴."""
         return int(self.words(1)[0])
 
+    @checked
     def integers(self, n: int, below: int) -> NDArray[np.int64]:
         """Return n integers in [0, below), one word each; (n,) int64."""
         return bounded(self.words(n), below)
 
+    @checked
     def uniforms(self, n: int) -> NDArray[np.float64]:
         """Return n floats in [0, 1), one word each; (n,) float64."""
         return unit_interval(self.words(n))

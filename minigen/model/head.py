@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from minigen.arguments import checked
 from minigen.errors import MinigenError, OptionError
 from minigen.exact.arithmetic import (
     Floats,
@@ -19,6 +20,7 @@ from minigen.exact.arithmetic import (
 )
 
 
+@checked
 def project(h: ArrayLike, W: ArrayLike, b: ArrayLike) -> Floats:
     """Logits of a hidden representation: z = h·W + b.
 
@@ -78,6 +80,7 @@ def log_partition(S: Floats, vocab_size: int) -> Any:
     return log(S * ldexp(1.0, -weight_bits(vocab_size)))
 
 
+@checked
 def log_softmax(z: ArrayLike) -> Floats:
     """Log-probabilities in nats: (z − max z) − ln Σ exp(z − max z). z (..., V) → (..., V)."""
     z = np.asarray(z, dtype=np.float64)
@@ -87,12 +90,14 @@ def log_softmax(z: ArrayLike) -> Floats:
     return result
 
 
+@checked
 def softmax(z: ArrayLike) -> Floats:
     """Probabilities p = w/S. z (..., V) → (..., V)."""
     w, S = integer_weights(np.asarray(z, dtype=np.float64))
     return w / S
 
 
+@checked
 def loss_and_gradient(logits: ArrayLike, target: int) -> tuple[float, Floats]:
     """Cross-entropy of one prediction and its derivative: L = −ln p_y, ∂L/∂z = p − 1[y].
 

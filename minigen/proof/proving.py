@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from minigen.errors import expect
+from minigen.arguments import checked
 from minigen.proof import experiments, wholeness, workers
 from minigen.proof.environments import environment
 from minigen.proof.laboratory import Claim, Laboratory
@@ -33,13 +33,13 @@ EXPERIMENTS: tuple[Experiment, ...] = (
 )
 
 
+@checked
 def prove(config: Config, *, progress: Progress | None = None) -> Iterator[Claim]:
     """Read a config's text, and run every experiment on it; yield each claim once it is decided.
 
     ``progress`` follows the reading. Raises MinigenError where the text cannot be read or the
     config does not train.
     """
-    expect("config", config, Config, cure='Config.load("fables") reads one')
     folder = tempfile.TemporaryDirectory(prefix="minigen-")
     laboratory = Laboratory(config, Path(folder.name), progress)
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from minigen.arguments import checked
 from minigen.errors import MinigenError, OptionError
 from minigen.exact.streams import Stream
 from minigen.proof.laboratory import kept_text
@@ -284,6 +285,7 @@ def snapshot(run: Run) -> checkpoint.Checkpoint:
         return checkpoint.load(path)
 
 
+@checked
 def verify(
     model: str | Path, texts: Sequence[str | Path] = (), *, progress: Progress | None = None
 ) -> list[str]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from minigen.arguments import checked
 from minigen.errors import MinigenError
 from minigen.exact.arithmetic import log
 from minigen.report.facts import (
@@ -50,6 +51,7 @@ def require() -> None:
         raise MinigenError(f"a report needs {' and '.join(missing)}: pip install 'minigen[report]'")
 
 
+@checked
 def write_report(run: str | Path, out: str | Path | None = None) -> Path:
     """Write the page about a run folder, or a checkpoint file, and return where it is.
 

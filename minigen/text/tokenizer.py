@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from minigen.arguments import checked
 from minigen.errors import MinigenError, OptionError
 
 if TYPE_CHECKING:  # generation with the plain byte vocabulary never imports it
@@ -72,6 +73,7 @@ class ByteTokenizer:
     [257, 44, 32, 257]
     """
 
+    @checked
     def __init__(self, merges: Sequence[tuple[int, int]] = ()) -> None:
         self._bytes = [bytes([value]) for value in range(256)] + [b""]
         for left, right in merges:
@@ -95,6 +97,7 @@ class ByteTokenizer:
         self.dtype = np.dtype("<u2" if self.vocab_size <= 1 << 16 else "<u4")
         self._tokens_of_word: dict[str, bytes] = {}
 
+    @checked
     def encode(self, text: Text) -> Encoding:
         """Return the ids of a text; a ``str`` is taken as UTF-8."""
         return Encoding(np.concatenate(list(self.encode_stream([characters(text)]))))
@@ -148,6 +151,7 @@ class ByteTokenizer:
         library.pre_tokenizer = pre_tokenizers.Split(END_OF_TEXT_CHARACTER, "isolated")
         return library
 
+    @checked
     def decode(self, ids: ArrayLike) -> bytes:
         """Return the bytes of the ids (T,); ``<|endoftext|>`` has none.
 
@@ -168,6 +172,7 @@ class ByteTokenizer:
         return self.decode([token])
 
     @classmethod
+    @checked
     def train(cls, documents: Iterable[bytes], vocab_size: int) -> "ByteTokenizer":
         """Learn merges from documents, until there are ``vocab_size`` tokens or no pair is left."""
         return cls.train_stream(

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from minigen.errors import MinigenError, expect
+from minigen.errors import MinigenError
 from minigen.exact.streams import MOST_WORDS
 from minigen.files import explained, replacing
 from minigen.model import memory
@@ -190,7 +190,6 @@ def locate(model_path: str | Path) -> Path:
 
     Raises MinigenError where there is none.
     """
-    expect("a model", model_path, str, Path)
     path = Path(model_path)
     if not path.is_dir():
         return path

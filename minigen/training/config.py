@@ -10,7 +10,8 @@ from typing import Any, Self
 import tomli_w
 from pydantic import ValidationError
 
-from minigen.errors import MinigenError, OptionError, expect, likeness, nearest, shown
+from minigen.arguments import checked
+from minigen.errors import MinigenError, OptionError, likeness, nearest, shown
 from minigen.files import explained
 from minigen.paths import expand
 from minigen.training.keys import KEYS, TABLES, TEXTS, Tables, described
@@ -28,6 +29,7 @@ class Config(Tables):
     """
 
     @classmethod
+    @checked
     def load(
         cls, name_or_path: str | Path = "fables", overrides: Mapping[str, object] | None = None
     ) -> Self:
@@ -47,6 +49,7 @@ class Config(Tables):
         return cls._build(tables, overrides or {}, source=str(path))
 
     @classmethod
+    @checked
     def of_run(cls, folder: Path, overrides: Mapping[str, object] | None = None) -> Self:
         """Read the config of a run folder, with the overrides of ``load``.
 
@@ -62,6 +65,7 @@ class Config(Tables):
         return cls._build(_complete(tables), overrides or {}, source=str(path))
 
     @classmethod
+    @checked
     def from_dict(cls, tables: Values, source: str = "config") -> Self:
         """Check the whole config that a checkpoint holds; ``source`` opens the error message.
 
@@ -69,6 +73,7 @@ class Config(Tables):
         """
         return cls._build(_complete(tables), {}, source)
 
+    @checked
     def override(self, overrides: Mapping[str, object]) -> Self:
         """Return a config with some dotted keys changed, checked like any other."""
         return self._build(self.model_dump(), overrides, source="config")
@@ -112,6 +117,11 @@ class Config(Tables):
         )
 
 
+def _read_instead(_self: Config, *_: Any, **__: Any) -> None:
+    raise OptionError('a config is read: Config.load("fables", overrides={"training.steps": 200})')
+
+
+Config.__init__ = _read_instead  # type: ignore[assignment]  # reading does without
 Config.__doc__ = f"{Config.__doc__}{''.join(map(described, TABLES))}\n"
 
 
@@ -220,7 +230,6 @@ def shipped() -> dict[str, Path]:
 
 
 def _find(name_or_path: str | Path) -> Path:
-    expect("a config", name_or_path, str, Path)
     name = os.fspath(name_or_path)
     if isinstance(name_or_path, Path) or name.endswith(".toml") or "/" in name:
         return Path(expand(name))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from minigen import files
+from minigen.arguments import checked
 from minigen.errors import MinigenError
 from minigen.training import checkpoint, logs
 from minigen.training.config import CONFIG as CONFIG
@@ -36,6 +37,7 @@ class RunFolder:
         self._logs: dict[str, Log] = {}  # what the other workers log leads nowhere
 
     @classmethod
+    @checked
     def create(cls, path: str | Path, run: Run) -> Self:
         """Start a folder, new or empty, with the config and a checkpoint of step 0."""
         folder = cls(path, run)
@@ -44,6 +46,7 @@ class RunFolder:
         return folder
 
     @classmethod
+    @checked
     def resume(
         cls, path: str | Path, config: Config, *, workers: Any = None, **run_options: Any
     ) -> Self:

@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from minigen.decoding.policy import DEFAULTS, OPTIONS, Policy
-from minigen.errors import MinigenError, OptionError
+from minigen.errors import MinigenError, OptionError, shown
 from minigen.model.head import gradient_bits
 from minigen.model.rules import OPTIMIZERS
 
@@ -80,6 +80,12 @@ def key(default: Any, comment: str, *, before: Any = _ALWAYS, decides_weights: b
 
 class _Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise OptionError(
+            f"a config is frozen (got {name} = {shown(value)}): config.override("
+            f'{{"training.steps": 200}}) returns one that is changed'
+        )
 
 
 class RunTable(_Table):

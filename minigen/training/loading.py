@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from minigen.arguments import checked
 from minigen.decoding.generator import Generator
 from minigen.text.corpus import Tokens
 from minigen.text.tokenizer import Text, Texts
 from minigen.training.checkpoint import load_model, locate
 
 
+@checked
 def load(model: str | Path) -> Generator:
     """Load MODEL, a checkpoint file or a run folder (its highest step), to write with.
 

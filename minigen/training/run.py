@@ -6,17 +6,17 @@ from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass
 from functools import reduce
-from numbers import Integral
 from operator import add, index
 from pathlib import Path
 from typing import Any, Self, Unpack
 
 import numpy as np
 
+from minigen.arguments import checked
 from minigen.decoding.generator import Generator
 from minigen.decoding.policy import PolicyOptions
 from minigen.decoding.scoring import mean_loss
-from minigen.errors import MinigenError, OptionError, expect
+from minigen.errors import MinigenError, OptionError
 from minigen.exact.arithmetic import Floats, Integers
 from minigen.exact.streams import Stream
 from minigen.model import memory
@@ -95,6 +95,7 @@ class Run:
     [1, 2]
     """
 
+    @checked
     def __init__(
         self,
         config: Config,
@@ -103,7 +104,6 @@ class Run:
         progress: corpus.Progress | None = None,
         workers: Any = None,
     ):
-        expect("config", config, Config, cure='Config.load("fables") reads one')
         if text is not None:
             config = config.override({"corpus.text": "external"})
         if text is not None and not isinstance(text, Text):  # each is one document, whole
@@ -197,6 +197,7 @@ class Run:
         """SHA-256 of the weights: what two runs compare."""
         return self.model.fingerprint
 
+    @checked
     def train(self, steps: int | None = None, *, progress: bool = False) -> list[StepRecord]:
         """Train some steps, by default all that are left; return a record of each.
 
@@ -213,6 +214,7 @@ class Run:
             records = tqdm(records, total=total, unit="step")
         return list(records)
 
+    @checked
     def steps(self, steps: int | None = None) -> Iterator[StepRecord]:
         """Train, yielding a record per update; evaluates and samples where the config says so.
 
@@ -222,7 +224,6 @@ class Run:
         checkpoint.require_trainable(self._source, self._format)
         left = self.config.training.steps - self.step
         steps = left if steps is None else steps
-        expect("steps", steps, Integral)
         if not left and steps > 0:
             raise OptionError(self._all_done())
         if not 0 <= steps <= left:
@@ -357,6 +358,7 @@ class Run:
         self.corpus_sha256, self._corpus_files = read.sha256, read.files
         return read
 
+    @checked
     def read(self, text: Text | Texts | None = None, paths: Sequence[str | Path] = ()) -> Tokens:
         """Return the tokens of a text, or of files and folders, or of the validation part.
 
@@ -393,6 +395,7 @@ class Run:
             self.model, self.tokenizer, read=self.read, stream=lambda: self.streams["inference"]
         )
 
+    @checked
     def generate(
         self,
         prompt: Text = "",
@@ -420,6 +423,7 @@ class Run:
         )
         return Sample(self.step, table.prompt, sample.text, sample.token_ids, sample.explanation)
 
+    @checked
     def save(self, path: str | Path, *, logs: dict[str, Any] | None = None) -> None:
         """Write a checkpoint from which ``load`` goes on as if nothing had happened.
 
@@ -469,6 +473,7 @@ class Run:
             )
 
     @classmethod
+    @checked
     def load(
         cls,
         path: str | Path,

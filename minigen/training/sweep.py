@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from minigen import files
-from minigen.errors import MinigenError, OptionError, expect
+from minigen.arguments import checked
+from minigen.errors import MinigenError, OptionError
 from minigen.training.checkpoint import by_step, load, write_atomically
 from minigen.training.config import Config, differences, parse_override
 from minigen.training.folder import CONFIG, RunFolder, require_empty
@@ -292,6 +293,7 @@ def last_metrics(folder: Path) -> dict[str, Any]:
     return _parsed(lines[-2]) if len(lines) > 1 else {}
 
 
+@checked
 def sweep(
     config: Config,
     values: Mapping[str, Sequence[object]],
@@ -305,7 +307,6 @@ def sweep(
     are done in ``out`` are not trained again, so that calling it once more goes on. Returns what
     each run came to: its folder, seed, values, and the last line of its metrics.
     """
-    expect("config", config, Config, cure='Config.load("fables") reads one')
     axes = {key: {_text(value): value for value in several} for key, several in values.items()}
     runs = plan(config, axes, [config.run.seed] if seeds is None else seeds)
     path = Path(out)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from minigen.errors import MinigenError
+from minigen.errors import MinigenError, OptionError, shown
 from minigen.exact.arithmetic import Integers
 from minigen.model.gradient import Statistics
 from minigen.signals import heard_by, let_pass
@@ -214,7 +214,11 @@ def join(workers: Any = None) -> Workers:
     """Return the workers of an mpi4py communicator; of none, this process alone."""
     if isinstance(workers, Workers):
         return workers
-    return Workers() if workers is None else MPIWorkers(workers)
+    if workers is None:
+        return Workers()
+    if not hasattr(workers, "Allreduce"):
+        raise OptionError(f"workers must be a communicator of mpi4py (got {shown(workers)})")
+    return MPIWorkers(workers)
 
 
 def from_mpiexec() -> Workers:

@@ -231,7 +231,7 @@ MISTAKES: dict[str, tuple[Callable[[Generator], object], str]] = {
     "no prompt": (lambda model: model.generate(5), "(got 5)"),  # type: ignore[call-overload]
     "a prompt in a list that is none": (
         lambda model: model.generate(["a", 5]),  # type: ignore[list-item]
-        "must be a str or bytes (got 5)",
+        "a list of str or bytes (got ['a', 5])",
     ),
     "a seed that is a fraction": (lambda model: model.generate("a", seed=0.5), "(got 0.5)"),  # type: ignore[call-overload]
     "a seed in words": (lambda model: model.generate("a", seed="one"), "(got 'one')"),  # type: ignore[call-overload]
