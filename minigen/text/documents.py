@@ -22,8 +22,6 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, Literal
 
-import numpy as np
-
 from minigen.errors import MinigenError, OptionError
 from minigen.text import token_cache
 from minigen.text.tokenizer import END_OF_TEXT_CHARACTER, Text, characters
@@ -351,10 +349,7 @@ class Reader:
             return text.replace(_END + _END, _END)  # an empty file
         if self.documents == "paragraph":
             return _BLANK_LINES.sub(_END, text)
-        text = text.replace("\r", "\n") if "\r" in text else text
-        data = np.frombuffer(text.encode("latin-1"), np.uint8)
-        ends = data == ord("\n")
-        # An empty line ends where another one has just ended (numpy is fast at dropping them).
-        is_kept = np.append(True, ~(ends[1:] & ends[:-1]))
-        text = data[is_kept[: len(data)]].tobytes().decode("latin-1")
+        text = text.replace("\r", "\n")
+        while "\n\n" in text:  # an empty line
+            text = text.replace("\n\n", "\n")
         return text.replace("\n", _END)
