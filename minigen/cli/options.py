@@ -25,12 +25,10 @@ def argument_bytes(_ctx: click.Context, _param: click.Parameter, value: str | No
 
 
 def _texts(_ctx: click.Context, _param: click.Parameter, paths: tuple[str, ...]) -> tuple[str, ...]:
-    """Refuse an empty path, which would mean the current folder, and a second standard input."""
-    if "" in paths:
-        raise click.BadParameter("a path must not be empty (got '')")
+    """Refuse a second standard input."""
     if paths.count("-") > 1:
         raise click.BadParameter("standard input can be read once (got - more than once)")
-    return tuple(map(expand, paths))
+    return paths
 
 
 class _PathOption(click.ParamType[str]):
@@ -64,15 +62,15 @@ def _complete_config(
 PATH = _PathOption()
 model_argument = click.argument("model", type=PATH)
 prompt_argument = click.argument("prompt", required=False, callback=argument_bytes)
-config_argument = click.argument("config", required=False, shell_complete=_complete_config)
+_config_argument = click.argument("config", required=False, shell_complete=_complete_config)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 text_option = click.option(
     "--text",
     "texts",
     multiple=True,
+    type=PATH,
     metavar="PATH",
     callback=_texts,
-    shell_complete=PATH.shell_complete,
     help="A text to read instead of the configured one: a file, a folder, or - for stdin. May be "
     "repeated.",
 )
@@ -86,6 +84,11 @@ set_option = click.option(
 report_option = click.option(
     "--report", is_flag=True, help="Write report.html into the folder at the end."
 )
+
+
+def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Ask for a config and for what is to be changed in it: CONFIG, --text, --set."""
+    return _config_argument(text_option(set_option(command)))
 
 
 def out_option(default: str) -> Decorator:

@@ -14,13 +14,12 @@ import click
 from minigen.cli import cli
 from minigen.cli.options import (
     PATH,
-    config_argument,
+    config_options,
     json_option,
     model_argument,
     overrides,
     print_json,
     read_file,
-    set_option,
     text_option,
 )
 from minigen.cli.progress import bar, note, progress_option, reading_progress
@@ -33,9 +32,7 @@ if TYPE_CHECKING:
 
 
 @cli.command()
-@config_argument
-@text_option
-@set_option
+@config_options
 @click.option(
     "--share",
     is_flag=True,

@@ -14,10 +14,8 @@ import click
 from minigen import files
 from minigen.cli import cli
 from minigen.cli.options import (
-    config_argument,
+    config_options,
     out_option,
-    set_option,
-    text_option,
 )
 from minigen.cli.progress import bar, note, progress_option
 from minigen.cli.training import deferred_interrupts, one_voice, to_go_on
@@ -32,9 +30,7 @@ _GLANCE = 0.5  # seconds between two looks at how far the runs have come
 
 
 @cli.command()
-@config_argument
-@text_option
-@set_option
+@config_options
 @click.option("--seeds", metavar="START:STOP", help="Seeds, as 0:5 for 0 to 4.  [default: one]")
 @out_option("runs/<config>-sweep")
 @click.option("--resume", is_flag=True, help="Go on with the sweep in the folder.")

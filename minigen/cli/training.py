@@ -15,12 +15,10 @@ import click
 
 from minigen.cli import cli
 from minigen.cli.options import (
-    config_argument,
+    config_options,
     out_option,
     overrides,
     report_option,
-    set_option,
-    text_option,
 )
 from minigen.cli.progress import bar, clock, note, progress_option, reading_progress
 from minigen.errors import MinigenError, OptionError
@@ -121,9 +119,7 @@ def _train(folder: "RunFolder", progress: bool | None) -> bool:
 
 
 @cli.command()
-@config_argument
-@text_option
-@set_option
+@config_options
 @out_option("runs/<config>")
 @click.option("--resume", is_flag=True, help="Go on with the run in the folder.")
 @report_option
