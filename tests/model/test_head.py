@@ -166,10 +166,15 @@ def test_no_logits_at_all_are_refused(logits):
         log_softmax(logits)
 
 
-@pytest.mark.parametrize("target", [-1, 3, 1.5])
+@pytest.mark.parametrize("target", [-1, 3])
 def test_a_target_outside_the_logits_is_refused(target):
     with pytest.raises(OptionError, match=rf"^target must be an index .* \(got {target} for "):
         loss_and_gradient(LESSON, target)
+
+
+def test_a_target_between_two_logits_is_refused():
+    with pytest.raises(OptionError, match=r"^target must be a whole number \(got 1\.5\)$"):
+        loss_and_gradient(LESSON, 1.5)
 
 
 def test_a_batch_is_no_logit_vector():
