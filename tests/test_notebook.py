@@ -5,14 +5,17 @@ import contextlib
 import io
 import json
 import os
+import signal
 import tempfile
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from docs.notebook import LESSON, NOTEBOOK, notebook
+from minigen.model.optimizer import Optimizer
+from tests.conftest import TINY
 from tests.test_documents import ROOT, matches, run_command
 
 
@@ -49,6 +52,29 @@ def test_the_cells_of_the_notebook_give_what_they_show_and_leave_nothing_behind(
             output = run_cell(cell["source"], names)
             assert matches(shown, output), f"{cell['source']}\ngives\n{output}\nand not\n{shown}"
     assert [sorted(os.listdir(folder)) for folder in folders] == before
+
+
+def test_a_cell_that_is_stopped_leaves_a_run_that_the_next_cell_trains_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the stop button does it: a signal, in the middle of a step."""
+    update, calls = Optimizer.update, count(1)
+
+    def stopped(self: Optimizer, *arguments: Any, **options: Any) -> float:
+        rate = update(self, *arguments, **options)
+        if next(calls) == 3:
+            signal.default_int_handler(signal.SIGINT, None)
+        return rate
+
+    names: dict[str, Any] = {}
+    made = f"run = minigen.Run(minigen.Config.load('fables', {TINY}))\n"
+    undisturbed = run_cell(f"import minigen\n{made}run.train()\nrun.fingerprint", names)
+    monkeypatch.setattr(Optimizer, "update", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        run_cell(f"{made}run.train(progress=True)", names)
+    assert run_cell("run.step", names) == "2\n"
+    assert run_cell("len(run.train(progress=True))", names) == "4\n"
+    assert run_cell("run.fingerprint", names) == undisturbed
 
 
 def test_every_block_of_the_lesson_can_be_typed_into_pythons_prompt() -> None:
