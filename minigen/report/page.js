@@ -517,13 +517,12 @@
   }
 
   function showReproduce() {
-    const { command, config, corpusSha256, isExternal } = data.reproduce;
+    const { claim, command, config, notes } = data.reproduce;
+    $("reproduce-claim").textContent = claim;
     $("command").textContent = command;
     $("fingerprint").textContent = data.fingerprint;
     $("config").textContent = config;
-    const text = isExternal ? `YOUR_TEXT stands for the text of the run, whose SHA-256 is ${corpusSha256}.` : "The text is the one inside the package.";
-    const early = data.step < data.steps ? ` This fingerprint is that of step ${count(data.step)} of ${count(data.steps)}.` : "";
-    $("reproduce-words").textContent = `${text}${early} Or let minigen verify train it again from the checkpoint and compare.`;
+    $("reproduce-words").textContent = notes;
   }
 
   document.title = `${visible(data.name)}: minigen run report, step ${count(data.step)}, ${data.fingerprint.slice(0, 8)}`;

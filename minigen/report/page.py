@@ -329,10 +329,29 @@ def _reproduce(facts: Facts) -> dict[str, Any]:
     for key, _, value in differences(Config.load("fables"), facts.config):
         if KEYS[key].decides_weights and key != "corpus.text":
             words += ["--set", f"{key}={json.dumps(value)}"]
+    claim = (
+        "This command trains the run again on any machine; the fingerprint it prints must be the "
+        "one below, every digit of it."
+    )
+    notes = ["The text is the one inside the package."]
+    if is_external:
+        sha256 = facts.saved.corpus_sha256
+        notes = [f"YOUR_TEXT stands for the text of the run, whose SHA-256 is {sha256}."]
+    step, steps = facts.saved.step, facts.config.training.steps
+    if step < steps:
+        notes.append(f"This fingerprint is that of step {step:,} of {steps:,}.")
+    if facts.saved.format == checkpoint.FORMAT:
+        notes.append("Or let minigen verify train it again from the checkpoint and compare.")
+    else:
+        claim = (
+            f"These weights were trained with the arithmetic of format {facts.saved.format}. This "
+            f"command trains with that of format {checkpoint.FORMAT}, to other weights."
+        )
     return {
+        "claim": claim,
         "command": f"{shlex.join(words)} --out runs/again",
+        "notes": " ".join(notes),
         "config": _visible(facts.config.to_toml()),
-        "corpusSha256": facts.saved.corpus_sha256,
         "isExternal": is_external,
     }
 

@@ -8,6 +8,7 @@ import shlex
 import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -39,6 +40,9 @@ SETTINGS = {
     "sampling.max_new_tokens": 5,
     "checkpoint.every": 3,
 }
+
+
+DATA = Path(__file__).parents[1] / "data"
 
 
 def train(path, **settings):
@@ -191,6 +195,19 @@ def test_a_checkpoint_alone_gives_a_page_that_says_what_it_cannot_know(run, tmp_
     assert data["missing"]["metrics"].startswith("A checkpoint alone")
     assert data["missing"]["samples"].startswith("A checkpoint alone")
     assert data["weights"] is not None
+
+
+def test_a_checkpoint_of_format_1_writes_its_text_and_claims_no_training(tmp_path):
+    old, new = (
+        Page(write_report(DATA / f"golden-{n}.safetensors", tmp_path / f"{n}.html")).data
+        for n in (1, 2)
+    )
+    assert old["weights"]
+    assert "with the arithmetic of format 1" in old["training"]["missing"]
+    assert "command trains with that of format 2, to other weights" in old["reproduce"]["claim"]
+    assert "verify" not in old["reproduce"]["notes"]
+    assert new["reproduce"]["claim"].endswith("must be the one below, every digit of it.")
+    assert "Or let minigen verify train it again" in new["reproduce"]["notes"]
 
 
 def test_a_run_folder_without_logs_gives_a_page_that_says_so(run):
