@@ -55,17 +55,8 @@ def sweep(
     """
     path = Path(out or f"runs/{Path(config or 'fables').stem}-sweep")
     with one_voice() as workers:
+        from minigen.training import sweep as sweeping
         from minigen.training.config import Config
-        from minigen.training.sweep import (
-            create,
-            find,
-            is_done,
-            mend,
-            parse_axes,
-            parse_seeds,
-            plan,
-            table,
-        )
 
         owned: list[files.Ownership | None] = []  # to the end of the sweep
         given = {"CONFIG": config, "--text": texts, "--set": settings, "--seeds": seeds}
@@ -79,18 +70,19 @@ def sweep(
                 base = Config.load(
                     config or "fables", {"corpus.text": list(texts)} if texts else {}
                 )
-                chosen = parse_seeds(str(base.run.seed) if seeds is None else seeds)
-                owned.append(create(path, plan(base, parse_axes(settings), chosen)))
+                chosen = sweeping.parse_seeds(str(base.run.seed) if seeds is None else seeds)
+                planned = sweeping.plan(base, sweeping.parse_axes(settings), chosen)
+                owned.append(sweeping.create(path, planned))
             else:
                 owned.append(files.own(path) if path.is_dir() else None)
-            found = find(path)
+            found = sweeping.find(path)
             for folder, one in found.items():
-                if fault := mend(folder, one):
+                if fault := sweeping.mend(folder, one):
                     note(f"{folder.name}: {fault}: it is trained again")
             return found
 
         runs = workers.from_first(load)
-        todo = {folder: one for folder, one in runs.items() if not is_done(folder, one)}
+        todo = {folder: one for folder, one in runs.items() if not sweeping.is_done(folder, one)}
         if not todo:
             note(f"nothing left to do: all {len(runs)} runs are done")
         try:
@@ -106,7 +98,7 @@ def sweep(
         for folder, failure in failures.items():
             note(f"Error: {folder.name}: {failure}")
         if workers.rank == 0:  # the one that handed out the runs, and sees the folder
-            _print(table(runs))
+            _print(sweeping.table(runs))
     return 1 if failures else 0
 
 

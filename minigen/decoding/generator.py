@@ -85,6 +85,7 @@ class Generator:
         self, prompt: Texts, *, num_samples: int | None = None, **settings: Unpack[_Settings]
     ) -> list[Continuation]: ...
 
+    # Each call lists its options itself: checks, help() and completion read them off its signature.
     @checked
     def generate(
         self,
