@@ -13,10 +13,7 @@ import click
 
 from minigen import files
 from minigen.cli import cli
-from minigen.cli.options import (
-    config_options,
-    out_option,
-)
+from minigen.cli.options import config_options, out_option, overrides
 from minigen.cli.progress import bar, note, progress_option
 from minigen.cli.training import deferred_interrupts, one_voice, to_go_on
 from minigen.errors import MinigenError, OptionError
@@ -67,9 +64,7 @@ def sweep(
                     f"--resume takes all of it from the folder, so {', '.join(named)} must go"
                 )
             if not resume:
-                base = Config.load(
-                    config or "fables", {"corpus.text": list(texts)} if texts else {}
-                )
+                base = Config.load(config or "fables", overrides((), texts))
                 chosen = sweeping.parse_seeds(str(base.run.seed) if seeds is None else seeds)
                 planned = sweeping.plan(base, sweeping.parse_axes(settings), chosen)
                 owned.append(sweeping.create(path, planned))

@@ -14,12 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from minigen.cli import cli
-from minigen.cli.options import (
-    config_options,
-    out_option,
-    overrides,
-    report_option,
-)
+from minigen.cli.options import config_options, out_option, overrides, report_option
 from minigen.cli.progress import bar, clock, note, progress_option, reading_progress
 from minigen.errors import MinigenError, OptionError
 from minigen.signals import heard_by, let_pass

@@ -19,14 +19,7 @@ import numpy as np
 from minigen.arguments import checked
 from minigen.errors import MinigenError
 from minigen.exact.arithmetic import log
-from minigen.report.facts import (
-    Facts,
-    baselines,
-    gather,
-    occurring,
-    token_label,
-    twin_policy,
-)
+from minigen.report.facts import Facts, baselines, gather, occurring, token_label, twin_policy
 from minigen.report.projection import principal_coordinates
 from minigen.report.trainable import packed, training_data
 from minigen.text.corpus import Tokens
