@@ -33,7 +33,7 @@ test-faults: .venv/installed-dev
 mutants: .venv/installed-mutants
 	nice -n 10 $(BIN)/python -m tests.mutants $(foreach file,$(FILES),'$(file)') \
 		$(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) $(if $(JOBS),--jobs $(JOBS)) \
-		$(if $(AGAIN),--again) $(if $(NAMED),--named)
+		$(if $(AGAIN),--again) $(if $(QUICK),--quick) $(if $(NAMED),--named)
 
 # The report in a real browser: Debian's chromium, which no pip can bring.
 test-browser: .venv/installed-browser

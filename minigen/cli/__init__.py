@@ -22,10 +22,6 @@ from minigen.cli.progress import line, notes_of_libraries
 from minigen.errors import MinigenError, OptionError
 from minigen.signals import STOP_SIGNALS, heard_by, let_pass
 
-# They are there for what they print, and end with their reader. The others have work to do, or a
-# verdict to give, whoever listens.
-_ANSWERS = ("generate", "score", "evaluate", "next", "head", "info", "config")
-
 
 class _Hidden(Exception):  # noqa: N818
     """Carries an exception, its cause, past click, which reads more into it than it says."""
@@ -47,7 +43,9 @@ class _Commands(click.Group):
         """Run the command; what it raises is told by ``run``."""
         try:
             if isinstance(sys.stdout, Outlet):
-                sys.stdout.raises = ctx.invoked_subcommand in _ANSWERS
+                # It is there for what it prints, without end perhaps, and ends with its reader. The
+                # others have work to do, or a verdict to give, whoever listens; or are soon done.
+                sys.stdout.raises = ctx.invoked_subcommand == "generate"
             return super().invoke(ctx)
         # To click, a file that ends too soon is an interruption, and any broken pipe is stdout.
         except (EOFError, OSError, KeyboardInterrupt) as error:

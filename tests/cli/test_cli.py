@@ -474,6 +474,71 @@ def test_a_slip_is_told_its_cure(
     assert result.err.count("\n") == 1
 
 
+# What the command line alone shows to be wrong is 2; what a file or a model shows, 1.
+STATUSES = [
+    ("traim", 2),
+    ("generate", 2),
+    ("generate {run} a b", 2),
+    ("generate missing", 1),
+    ("generate {run} a --prompts nothing.txt", 2),
+    ("generate {run} --prompts missing.txt", 1),
+    ("generate {run} a --draft missing", 1),
+    ("generate {run} a --num-samples 0", 2),
+    ("generate {run} a --logit-bias 300=1", 1),
+    ("generate {run} a --num-beams 2 --length-penalty nan", 2),
+    ("next {run} a --top 0", 2),
+    ("next {run} a --top-p 2", 2),
+    ("next missing a", 1),
+    ("score {run}", 2),
+    ("score {run} a --file nothing.txt", 2),
+    ("score {run} --file nothing.txt", 2),
+    ("score {run} --file missing.txt", 1),
+    ("evaluate {run} --text missing.txt", 1),
+    ("evaluate {run} --text -- --text", 2),
+    ("evaluate missing", 1),
+    ("head", 2),
+    ("head --logits 0,x", 2),
+    ("head --logits -inf", 2),
+    ("head --logits 0,1 --target 2", 2),
+    ("info missing", 1),
+    ("info nothing.txt", 1),
+    ("config training.stpes", 2),
+    ("diff {run} missing", 1),
+    ("diff {run}", 2),
+    ("report missing", 1),
+    ("verify missing", 1),
+    ("verify {run} --seed 1", 2),
+    ("verify {run} --segments 0", 2),
+    ("verify {run} --draft {run}", 2),
+    ("verify {run} --texts nothing.txt --segments 1", 2),
+    ("verify {run} --texts nothing.txt --text nothing.txt", 2),
+    ("verify {run} --texts nothing.txt", 1),
+    ("prove --share --text -", 2),
+    ("prove --set training.stpes=1", 2),
+    ("prove missing.toml", 1),
+    ("sweep --resume fables --out {run}", 2),
+    ("sweep --resume --set run.seed=1 --out {run}", 2),
+    ("sweep --resume --out missing", 1),
+    ("sweep --seeds 3:x", 2),
+    ("sweep --seeds 3:3", 2),
+    ("sweep --out {run}", 1),
+    ("demo --out {run}", 1),
+    ("demo --set training.steps=0.5", 2),
+    ("train --resume --set training.steps=7 --out {run}", 1),
+]
+
+
+@pytest.mark.parametrize(("command", "status"), STATUSES)
+def test_the_status_says_where_a_mistake_lies(
+    minigen: Command, tiny_run: Path, command: str, status: int
+) -> None:
+    Path("nothing.txt").touch()
+    result = minigen(*(word.format(run=tiny_run) for word in command.split()))
+    assert (result.status, result.out) == (status, ""), result.err
+    assert result.err.startswith("Error: ")
+    assert result.err.count("\n") == 1
+
+
 def test_a_text_that_begins_with_a_hyphen_comes_behind_two(
     minigen: Command, tiny_run: Path
 ) -> None:

@@ -2,8 +2,8 @@
 
 `make mutants FILES="minigen/exact/*.py" SAMPLE=50 SEED=0`. Each bug is set into a copy of the
 repository, where a fresh process runs the tests that run its line, and where they see nothing, all
-tests of the room; it is seen where one fails, or does not come to an end. `make mutants AGAIN=1`
-tries those again that were not seen, and `make mutants NAMED=1` the bugs of `named.toml`: each has
+tests of the room (not with `QUICK=1`); it is seen where one fails, or does not come to an end.
+`AGAIN=1` tries those again that were not seen, and `NAMED=1` the bugs of `named.toml`: each has
 been met or thought of, and the test that is named for it must see it.
 
 It is a script of ours. Of the tools that are kept, mutmut 3 puts every function behind a switch,
@@ -67,6 +67,7 @@ TESTS = {  # beside those of the room that a file is in, and of the source itsel
         "tests/report/test_report.py",
     ],
     "minigen/cli": ["tests/cli"],
+    "minigen/cli/config.py": ["tests/cli", "tests/training/test_config.py"],
     "minigen/cli/demo.py": ["tests/cli", "tests/proof/test_demonstration.py"],
     "minigen/cli/difference.py": ["tests/cli", "tests/proof/test_difference.py"],
     "minigen/cli/proving.py": ["tests/cli", "tests/proof"],
@@ -101,6 +102,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="how many at a time")
     parser.add_argument("--limit", type=float, default=900.0, help="seconds for a file")
     parser.add_argument("--again", action="store_true", help="only what was not seen the last time")
+    parser.add_argument("--quick", action="store_true", help="only the tests that run its line")
     parser.add_argument("--named", action="store_true", help="the bugs of named.toml")
     options = parser.parse_args()
     for name in LIBRARIES:
@@ -165,7 +167,7 @@ def _try(file: str, options: argparse.Namespace) -> None:
                 (copy / file).write_bytes(change.apply(source))
                 seen, by = _run(copy, narrow, max(30.0, TIMES * seconds))
                 # A line may be run by a fixture, or by a process of its own, for other tests, too.
-                if not seen and narrow != tests:
+                if not seen and narrow != tests and not options.quick:
                     seen, by = _run(copy, tests, max(30.0, TIMES * seconds))
                 (copy / file).write_bytes(source)
             finally:
@@ -439,7 +441,7 @@ def _run(
 def _first(said: str) -> str:
     """The test that failed, of what pytest said; else the end of it."""
     match = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", said, re.MULTILINE)
-    return match[1] if match else said[-600:]
+    return match[1] if match else "\n".join(said.split("\n")[-3:]).strip()[-300:]
 
 
 def _page(results: dict[str, Any], named: list[tuple[str, bool, str]]) -> str:

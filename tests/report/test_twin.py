@@ -92,9 +92,12 @@ def python_answer(made, tokenizer, case):
     streams = [Stream(int(case["seed"]), "inference", case["position"])]
     pieces = generate(made, tokenizer, [prompt], policy, streams, max_new_tokens=case["length"])
     continuation = complete(pieces)[0]
+    used = [name for name, value in NEUTRAL.items() if case["policy"][name] != value]
+    stages = ["greedy"] if policy.greedy else [name.replace("_", "-") for name in used]
     return {
         "logits": logits[0].tolist(),
         "weights": policy.weights(logits, policy.history([ids], made.vocab_size))[0].tolist(),
+        "stages": ["model", *stages],
         "ids": continuation.token_ids,
         "text": continuation.text,
     }

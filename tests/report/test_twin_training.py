@@ -59,6 +59,8 @@ def test_every_constant_is_pythons():
 def test_logarithms_are_those_of_python():
     dice = random.Random(1)
     x = np.array([1.0, 0.5, 2.0**0.5, 2.0**-0.5, 257.0, 1e-300, 1e300])
+    decided = ["0x1.689ebe111cf6ap+0", "0x1.677dbb1d06160p+0", "0x1.6a3bdfc39c1adp-1"]
+    x = np.append(x, list(map(float.fromhex, decided)))  # by the number of terms
     x = np.append(x, [dice.uniform(0, 1024) for _ in range(5000)])
     same_bits(ask("functions", name="log", x=coded(x)), arithmetic.log(x))
 
@@ -68,6 +70,8 @@ def test_cosines_are_those_of_python():
     x = np.array(
         [0.0, 1.0, 3.141592653589793, -2.0, 2.0**20, *(dice.uniform(-9, 9) for _ in range(5000))]
     )
+    decided = ["0x1.f203026754da9p+1", "0x1.01e8182d91100p+11"]
+    x = np.append(x, list(map(float.fromhex, decided)))  # by the number of factors
     same_bits(ask("functions", name="cos", x=coded(x)), arithmetic.cos(x))
 
 

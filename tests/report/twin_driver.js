@@ -182,6 +182,7 @@ const answers = {
         return {
           logits: Array.from(model.logits(ids)),
           weights: Array.from(all[all.length - 1][1]),
+          stages: all.map(([name]) => name),
           ids: tokens.map((token) => token.id),
           text: tokens.map((token) => token.text).join(""),
         };

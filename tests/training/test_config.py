@@ -92,7 +92,13 @@ def test_config_shows_one_key_or_one_table_or_json(minigen):
 
 @pytest.mark.parametrize(
     ("wrong", "right"),
-    [("training.step", "training.steps"), ("step", "training.steps"), ("modle", "model")],
+    [
+        ("training.step", "training.steps"),
+        ("step", "training.steps"),
+        ("modle", "model"),
+        ("optimizer.lr", "optimizer.learning_rate"),  # the table counts
+        ("optimizer.steps", "training.steps"),  # but not for as much as the name
+    ],
 )
 def test_config_of_an_unknown_key_names_the_nearest(minigen, wrong, right):
     result = minigen("config", wrong)

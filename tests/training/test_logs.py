@@ -12,7 +12,7 @@ import pytest
 from minigen import Config, MinigenError, Run, write_report
 from minigen.training import checkpoint
 from minigen.training.folder import RunFolder
-from minigen.training.logs import METRICS, SAMPLES, read_lines
+from minigen.training.logs import METRICS, SAMPLES, Log, cut, read_lines
 from tests.conftest import TINY, Result
 
 pytestmark = pytest.mark.filterwarnings("default:.*has lost, doubled or changed a line")
@@ -228,6 +228,9 @@ def test_a_log_that_is_no_file_of_the_folder_is_refused_untouched(
     before = elsewhere.read_bytes()
     (folder / log).unlink()
     lay(folder / log, elsewhere)
+    for touch in (Log, lambda path: cut(path, 0)):
+        with pytest.raises(MinigenError, match="must be a regular file with one name"):
+            touch(folder / log)
     found = minigen("train", "--resume", "--out", str(folder))
     assert (found.status, found.err.count("\n")) == (1, 1)
     assert f"{folder / log} must be a regular file with one name" in found.err
