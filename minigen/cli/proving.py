@@ -28,6 +28,7 @@ from minigen.errors import MinigenError
 
 if TYPE_CHECKING:
     from minigen.proof.verification import Outcome, Segment, Verification
+    from minigen.training.run import StepRecord
     from minigen.training.workers import Workers
 
 
@@ -259,18 +260,24 @@ def _check_all(
 ) -> "list[Outcome]":
     """Check the segments, side by side where that is worth it; the longest come first.
 
-    This process takes part. Whoever is done takes the next segment, since a helper has to start.
+    This process takes part. Whoever is done takes the next segment, since a helper has to start;
+    where none is left for the helpers, this process has their threads.
     """
     from minigen.proof.verification import check
 
     segments = [segment for one in verifications for segment in one.segments]
     total = reduce(add, (segment.steps for segment in segments), 0)
     with bar(progress, f"training {total} steps again", total=total, unit="step") as shown:
+        helpers, resting = workers.helpers(), 0
 
         def here(segment: "Segment") -> "Outcome":
-            return verifications[0].check(segment, lambda record: shown.update())
+            def on_step(_record: "StepRecord") -> None:
+                shown.update()
+                if resting == helpers:
+                    workers.spread()
 
-        helpers = workers.helpers()
+            return verifications[0].check(segment, on_step)
+
         if workers.size == 1 and not (helpers and verifications[0].is_worth_processes()):
             return [here(segment) for segment in segments]
         with workers.pool(len(segments), joins=True) as executor:
@@ -281,11 +288,15 @@ def _check_all(
             running: dict[Future[Outcome], Segment] = {}
 
             def hand_out(_done: "Future[Outcome] | None" = None) -> None:
-                with suppress(IndexError):  # nothing is left
+                nonlocal resting
+                try:
                     segment = waiting.popleft()
-                    future = executor.submit(check, segment)
-                    running[future] = segment
-                    future.add_done_callback(hand_out)
+                except IndexError:  # nothing is left
+                    resting += 1
+                    return
+                future = executor.submit(check, segment)
+                running[future] = segment
+                future.add_done_callback(hand_out)
 
             for _ in range(helpers):
                 hand_out()

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from multiprocessing import active_children, get_context, parent_process
 from multiprocessing.connection import wait
 from typing import Any, TypeVar, cast
@@ -39,6 +40,7 @@ class Workers:
 
     def __init__(self) -> None:
         self.asked_to_stop = False
+        self._holds_back = False
 
     def share(self, indices: Integers) -> Integers:
         """Return the part of a batch (N,) that is this worker's: (n,), perhaps none."""
@@ -77,14 +79,15 @@ class Workers:
         """Give what runs tasks that have nothing to do with each other: here, a process a core.
 
         ``joins``: the caller runs some of them meanwhile, on a core of its own, held at its share
-        of the threads from then on. An interruption is passed on to them. A worker that is given
-        None has done its share.
+        of the threads until it is to ``spread``. An interruption is passed on to them. A worker
+        that is given None has done its share.
         """
         cores = len(_cores())
         processes = max(1, min(tasks, cores) - joins)
         threads = cores // (processes + joins)
         if joins:
             use_threads(threads)
+            self._holds_back = True
         with ProcessPoolExecutor(
             processes, get_context("spawn"), _start_helper, (threads,)
         ) as executor:
@@ -94,6 +97,14 @@ class Workers:
                 for process in active_children():
                     process.terminate()
                 raise
+            finally:
+                self.spread()
+
+    def spread(self) -> None:
+        """Take all threads again that a pool shares out, since no helper needs its own any more."""
+        if self._holds_back:
+            use_threads(len(_cores()))
+            self._holds_back = False
 
     def fail_together(self) -> bool:
         """Whether all workers come here, each with an error, within a few seconds."""
@@ -251,9 +262,15 @@ def use_threads(count: int) -> None:
     """Hold this process at so many threads, or fewer, where others compute on the same cores."""
     from minigen.model.parallel import resources
 
-    threads, blas = resources()
-    blas.limit(limits=max(1, min(count, threads)))
+    resources()[1].limit(limits=max(1, min(count, _most_threads())))
     resources.cache_clear()
+
+
+@cache
+def _most_threads() -> int:
+    from minigen.model.parallel import resources
+
+    return resources()[0]  # as many as were allowed at the start
 
 
 def _start_helper(threads: int) -> None:

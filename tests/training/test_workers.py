@@ -13,6 +13,7 @@ import pytest
 
 from minigen import Config, Run, cli
 from minigen.errors import MinigenError
+from minigen.model import parallel
 from minigen.training import checkpoint
 from minigen.training.workers import Workers, from_mpiexec, join
 from tests.conftest import PATIENCE, TINY, TINY_SETTINGS
@@ -73,6 +74,18 @@ def test_one_process_is_the_trivial_case():
     assert alone.each(lambda: 3) == alone.from_first(lambda: 3) == alone.total(lambda: 3, 9) == 3
     alone.agree("colour", "red")
     assert join(alone) is alone
+
+
+def test_a_pool_shares_the_threads_out_and_gives_them_back(monkeypatch):
+    workers, allowed = Workers(), parallel.resources()[0]
+    monkeypatch.setattr("minigen.training.workers._cores", lambda: {*range(allowed)})
+    with workers.pool(2, joins=True):
+        assert parallel.resources()[0] == max(1, allowed // 2)
+        workers.spread()
+        assert parallel.resources()[0] == allowed
+    with workers.pool(2, joins=True):
+        assert parallel.resources()[0] == max(1, allowed // 2)
+    assert parallel.resources()[0] == allowed
 
 
 def test_train_imports_no_mpi(tmp_path):
