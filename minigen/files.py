@@ -6,6 +6,7 @@ A file gets all of its new content, or stays as it was. One process at a time wr
 import os
 import re
 import secrets
+import stat
 import time
 import warnings
 import weakref
@@ -35,6 +36,27 @@ def explained(what: str, cure: str = "") -> Iterator[None]:
         raise
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise MinigenError(f"{what}: {getattr(error, 'strerror', None) or error}{cure}") from error
+
+
+def opened(path: Path) -> IO[bytes]:
+    """Open a regular file to read it: a pipe would be waited for, a device read without end.
+
+    Raises FileNotFoundError where there is none, else MinigenError.
+    """
+    try:
+        file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise MinigenError(f"cannot read {path}: {error.strerror}") from None
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise MinigenError(f"cannot read {path}: it is not a regular file")
+    return file
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 @contextmanager

@@ -5,14 +5,14 @@ import shlex
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import tomli_w
 from pydantic import ValidationError
 
 from minigen.arguments import checked
 from minigen.errors import MinigenError, OptionError, likeness, nearest, shown
-from minigen.files import explained
+from minigen.files import explained, opened
 from minigen.paths import expand
 from minigen.training.keys import KEYS, TABLES, TEXTS, Tables, described
 
@@ -56,7 +56,7 @@ class Config(Tables):
         As in ``from_dict``, a key that it lacks means what was before the key existed.
         """
         path = folder / CONFIG
-        tables = _read(path)
+        tables = _read(path, is_own=True)
         if not tables:  # as a power cut may leave it; it is not the config of all defaults
             raise MinigenError(
                 f"{path} is empty: put back into it the config that the run had (minigen info "
@@ -243,10 +243,14 @@ def _find(name_or_path: str | Path) -> Path:
     return known[name]
 
 
-def _read(path: Path) -> Values:
+def _opened(path: Path, is_own: bool) -> IO[bytes]:
+    return opened(path) if is_own else open(path, "rb")
+
+
+def _read(path: Path, *, is_own: bool = False) -> Values:
     """Return the tables of a file; the paths in them start from its folder."""
-    with explained(f"cannot read config {path}"):
-        data = path.read_bytes()
+    with explained(f"cannot read config {path}"), _opened(path, is_own) as file:
+        data = file.read()
     try:
         tables = tomllib.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:

@@ -159,6 +159,11 @@ def _latest(path: Path) -> tuple[Path | None, dict[str, logs.State] | None]:
         logs.require_own(path / name)
     there = checkpoint.by_step(path)
     if not there:
+        if any((path / name).exists() and (path / name).stat().st_size for name in logs.VOUCHED):
+            warnings.warn(
+                f"{path} holds logs and no checkpoint: the run is trained again from step 0",
+                stacklevel=2,
+            )
         return None, None
     newest = there.pop(max(there))
     try:

@@ -14,10 +14,11 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
 from minigen.errors import MinigenError
 from minigen.exact.streams import MOST_WORDS
+from minigen.files import opened
 
 METRICS, SAMPLES, TIMING = "metrics.jsonl", "samples.jsonl", "timing.jsonl"
 LOGS = (METRICS, SAMPLES, TIMING)
@@ -110,7 +111,7 @@ def fault(checkpoint: Path, vouched: Mapping[str, State] | None) -> str:
 def _state(path: Path, size: int) -> State:
     """Return the state of the first ``size`` bytes of a log, or of all there are."""
     digest, left = hashlib.sha256(), size
-    with suppress(FileNotFoundError), _opened(path) as file:
+    with suppress(FileNotFoundError), opened(path) as file:
         while left and (block := file.read(min(left, _BLOCK))):
             digest.update(block)
             left -= len(block)
@@ -125,7 +126,7 @@ def strange(folder: Path, vouched: Mapping[str, State], step: int) -> Path | Non
     for name in VOUCHED:
         if name not in vouched or not (folder / name).exists():
             continue
-        with _opened(folder / name) as file:
+        with opened(folder / name) as file:
             file.seek(vouched[name]["bytes"])
             data = file.readline(_LONGEST)
         with suppress(ValueError):
@@ -178,7 +179,7 @@ def parse(data: bytes) -> Line:
 
 def _lines(path: Path) -> Iterator[tuple[Line, int]]:
     """Yield the whole lines of a log and their lengths in bytes."""
-    with suppress(FileNotFoundError), _opened(path) as file:
+    with suppress(FileNotFoundError), opened(path) as file:
         number = 0
         while (data := file.readline(_LONGEST)).endswith(b"\n") or len(data) == _LONGEST:
             number += 1
@@ -189,24 +190,6 @@ def _lines(path: Path) -> Iterator[tuple[Line, int]]:
                     f"{path} is damaged, line {number}: {_brief(error)}; resuming the run mends it"
                 ) from None
             yield line, len(data)
-
-
-def _opened(path: Path) -> IO[bytes]:
-    """Open a log to read it, if it is a regular file: a pipe would have to be waited for."""
-    try:
-        file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise MinigenError(f"cannot read {path}: {error.strerror}") from None
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise MinigenError(f"cannot read {path}: it is not a regular file")
-    return file
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _refuse(constant: str) -> NoReturn:

@@ -242,7 +242,7 @@ class Run:
             raise OptionError(self._all_done())
         self._check_whole()
         self.read_corpus()
-        after = self._twin()
+        after = copy(self)
         positions = {name: stream.position for name, stream in after.streams.items()}
         try:
             record = after._advance()
@@ -262,7 +262,7 @@ class Run:
         )
         return record
 
-    def _twin(self) -> Self:
+    def __copy__(self) -> Self:
         """Return this run once more, sharing with it whatever no step writes into."""
         twin = object.__new__(type(self))
         vars(twin).update(vars(self))
@@ -430,7 +430,7 @@ class Run:
         A run folder gives the state of its ``logs`` to go into it. Of several workers, the first
         one writes it.
         """
-        now = self._twin()  # another thread may be training this one
+        now = copy(self)  # another thread may be training this one
         now._check_whole()
         now._check_batches(now.step, now.streams["optimizer"].position)
         now.model.check()  # weights that no step could take up again are not worth a file

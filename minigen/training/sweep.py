@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import warnings
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -22,16 +23,15 @@ from typing import Any
 from minigen import files
 from minigen.arguments import checked
 from minigen.errors import MinigenError, OptionError
+from minigen.training import logs
 from minigen.training.checkpoint import by_step, load, write_atomically
 from minigen.training.config import Config, differences, parse_override
 from minigen.training.folder import CONFIG, RunFolder, require_empty
-from minigen.training.logs import METRICS, parse
 
 SEED = "run.seed"
 MOST_RUNS = 10_000
 _LONGEST_NAME = 150  # of a folder: file systems hold 255 bytes
 PLAN = ".sweep.json"  # the config of the first run, and what the others have otherwise
-_ASIDE = ".aside"  # behind the name of what is of no use any more
 _TAIL = 1 << 16  # bytes in which the last line of a log stands
 
 Axes = Mapping[str, Mapping[str, object]]
@@ -183,13 +183,12 @@ def _read_plan(path: Path) -> dict[str, Config]:
     """
     runs = None
     try:
-        plan = json.loads((path / PLAN).read_bytes())
+        with files.opened(path / PLAN) as file:
+            plan = json.loads(file.read())
         first = Config.from_dict(plan["config"])
         runs = {name: first.override(changes) for name, changes in plan["runs"].items()}
     except FileNotFoundError:
         return {}
-    except OSError as error:
-        raise MinigenError(f"cannot read {path / PLAN}: {error.strerror}") from None
     except (MinigenError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
     if runs is None or any(_folder_name(name) != name or name.startswith(".") for name in runs):
@@ -223,7 +222,7 @@ def mend(folder: Path, config: Config) -> str:
     """Make a run's folder fit to be trained in; say what was wrong with it, if anything.
 
     What is of no use is set aside, under its name with ``.aside`` behind, and the run goes on from
-    what is left: from its last sound checkpoint, or where its log is damaged, from the start.
+    what is left: from its last sound checkpoint whose logs are whole.
     """
     faults = []
     with files.explained(f"cannot mend {folder}"):
@@ -233,47 +232,49 @@ def mend(folder: Path, config: Config) -> str:
         try:
             Config.of_run(folder)
         except MinigenError as error:
-            if (folder / CONFIG).exists():
+            if os.path.lexists(folder / CONFIG):
                 faults.append(str(error))
                 _set_aside(folder / CONFIG)
             elif not faults:
                 faults.append(f"its {CONFIG} is gone")
             write_atomically(folder / CONFIG, config.to_toml().encode())
-        saved = by_step(folder)
-        for step in sorted(saved, reverse=True):
+        for name in logs.LOGS:
             try:
-                load(saved[step], moments=False)
-                break
+                logs.require_own(folder / name)
             except MinigenError as error:
                 faults.append(str(error))
-                _set_aside(saved.pop(step))
-        if saved and (fault := _fault_of_metrics(folder / METRICS, max(saved))):
-            faults.append(fault)
-            for file in (folder / METRICS, *(saved[step] for step in saved if step)):
-                if file.exists():
-                    _set_aside(file)
-    return "; ".join(faults)
+                _set_aside(folder / name)
+        vouched: Mapping[str, logs.State] | None = dict.fromkeys(logs.VOUCHED, logs.NO_LOG)
+        doubts = []
+        for _, path in sorted(by_step(folder).items(), reverse=True):
+            try:
+                known = load(path, moments=False).logs
+                if not (doubt := logs.fault(path, known)):
+                    vouched = known
+                    break
+                doubts.append(doubt)
+            except MinigenError as error:
+                faults.append(str(error))
+            _set_aside(path)
+        for name, state in (vouched or {}).items() if doubts else ():
+            if (folder / name).exists():
+                shutil.copy(folder / name, _aside(folder / name))
+                logs.cut(folder / name, state["bytes"])
+    return "; ".join(faults + doubts[:1])
 
 
 def _set_aside(path: Path) -> None:
-    path.replace(path.with_name(path.name + _ASIDE))
+    path.replace(_aside(path))
 
 
-def _fault_of_metrics(path: Path, step: int) -> str:
-    """Say what a log lacks that must have a line for each step up to this one."""
-    if step and not path.is_file():
-        return f"{path} is gone"
-    lines = path.read_bytes().split(b"\n")[:-1] if step else []
-    for number in range(1, step + 1):
-        if number > len(lines) or _parsed(lines[number - 1]).get("step") != number:
-            return f"{path} is damaged: its line {number} is not of step {number}"
-    return ""
+def _aside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.aside")
 
 
 def _parsed(line: bytes) -> dict[str, Any]:
     """Return a line of a log; nothing of one that is none."""
     with suppress(ValueError):
-        return parse(line)
+        return logs.parse(line)
     return {}
 
 
@@ -285,10 +286,10 @@ def is_done(folder: Path, config: Config) -> bool:
 def last_metrics(folder: Path) -> dict[str, Any]:
     """Return the last whole line of a run's metrics; nothing where it has none yet."""
     try:
-        with open(folder / METRICS, "rb") as file:
+        with files.opened(folder / logs.METRICS) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
             lines = file.read().split(b"\n")
-    except OSError:
+    except (OSError, MinigenError):
         return {}
     return _parsed(lines[-2]) if len(lines) > 1 else {}
 

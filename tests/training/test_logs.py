@@ -119,6 +119,19 @@ def test_where_no_checkpoint_agrees_it_is_refused_and_nothing_changed(
     assert contents(folder) == before
 
 
+@pytest.mark.filterwarnings("default")
+def test_logs_without_a_checkpoint_are_begun_anew_and_it_is_said(
+    folder: Path, minigen: Command
+) -> None:
+    whole = contents(folder)
+    for file in folder.glob("step-*"):
+        file.unlink()
+    found = minigen("train", "--resume", "--out", str(folder))
+    assert found.status == 0
+    assert f"{folder} holds logs and no checkpoint: the run is trained again from" in found.err
+    assert contents(folder) == whole
+
+
 @pytest.mark.parametrize("step", range(STEPS))
 def test_a_save_at_any_step_vouches_for_the_logs_up_to_it(step: int, tmp_path: Path) -> None:
     """As on interruption; the logs are on the disk before the checkpoint is."""

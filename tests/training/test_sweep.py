@@ -226,6 +226,9 @@ def test_resume_skips_what_is_done_and_goes_on_with_what_was_cut(minigen: Comman
     assert again.out == result.out
 
 
+LOG_FAULT = "metrics.jsonl has lost, doubled or changed a line"
+
+
 def damaged(folder: Path, how: str) -> None:
     last, metrics = folder / "step-000006.safetensors", folder / "metrics.jsonl"
     lines = metrics.read_bytes().splitlines(keepends=True)
@@ -249,6 +252,15 @@ def damaged(folder: Path, how: str) -> None:
         lines[-1] = bytes(len(lines[-1]) - 1) + b"\n"
     elif how == "a line is gone":
         del lines[3]
+    elif how == "a line of its samples is gone":
+        metrics = folder / "samples.jsonl"
+        lines = metrics.read_bytes().splitlines(keepends=True)[:-1]
+    elif how == "its metrics are a pipe":
+        metrics.unlink()
+        os.mkfifo(metrics)
+    elif how.startswith("its config is a "):
+        (folder / "config.toml").unlink()
+        (folder / "config.toml").symlink_to("/dev/zero" if "device" in how else "nothing")
     if "line" in how:
         metrics.write_bytes(b"".join(lines))
 
@@ -261,11 +273,15 @@ def damaged(folder: Path, how: str) -> None:
         ("its config is empty", "config.toml is empty"),
         ("its last checkpoint is empty", "cannot load "),
         ("its last checkpoint is of another step", "is of step 0, whatever its name says"),
-        ("its metrics are gone", "metrics.jsonl is gone"),
-        ("its metrics are no text", "metrics.jsonl is damaged: its line 1 is not of step 1"),
-        ("a line of NULs", "metrics.jsonl is damaged: its line 3 is not of step 3"),
-        ("the last line is NULs", "metrics.jsonl is damaged: its line 6 is not of step 6"),
-        ("a line is gone", "metrics.jsonl is damaged: its line 4 is not of step 4"),
+        ("its metrics are gone", LOG_FAULT),
+        ("its metrics are no text", LOG_FAULT),
+        ("a line of NULs", LOG_FAULT),
+        ("the last line is NULs", LOG_FAULT),
+        ("a line is gone", LOG_FAULT),
+        ("a line of its samples is gone", LOG_FAULT.replace("metrics", "samples")),
+        ("its metrics are a pipe", "metrics.jsonl must be a regular file"),
+        ("its config is a device", "config.toml: it is not a regular file"),
+        ("its config is a link to nothing", "config.toml: No such file"),
     ],
 )
 def test_a_damaged_run_is_named_and_trained_again_and_the_others_stay(
@@ -304,6 +320,15 @@ def test_the_same_call_of_sweep_mends_a_run_and_adds_others(tmp_path):
     assert len(find(out)) == 3
     shutil.rmtree(out / "seed=2")
     assert len(find(out)) == 3
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir])
+def test_a_plan_that_is_no_file_is_refused_unread(tmp_path, make):
+    create(tmp_path, {"seed=0": BASE})
+    (tmp_path / ".sweep.json").unlink()
+    make(tmp_path / ".sweep.json")
+    with pytest.raises(MinigenError, match=r"sweep\.json"):
+        find(tmp_path)
 
 
 @pytest.mark.parametrize("plan", ["", "[]", "{}", '{"config": {}, "runs": {"../x": {}}}'])

@@ -55,7 +55,9 @@ def job(count: int, *arguments: str, cwd: Path | None = None) -> Any:
 def files(folder: Path) -> dict[str, bytes]:
     """Return a run folder's files, without the wall-clock figures."""
     return {
-        path.name: path.read_bytes() for path in folder.iterdir() if path.name != "timing.jsonl"
+        path.name: path.read_bytes()
+        for path in folder.iterdir()
+        if path.name != "timing.jsonl" and path.is_file()
     }
 
 
