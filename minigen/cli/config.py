@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from minigen.cli import cli
-from minigen.cli.options import json_option, print_json
+from minigen.cli.options import complete_key, json_option, print_json
 from minigen.errors import OptionError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ order in which they apply. (`minigen config` prints this file.)"""
 
 
 @cli.command()
-@click.argument("key", required=False)
+@click.argument("key", required=False, shell_complete=complete_key)
 @json_option
 def config(key: str | None, as_json: bool) -> None:
     """Show every config key, or KEY or the keys of a table: comment and default.

@@ -59,6 +59,15 @@ def _complete_config(
     return names or PATH.shell_complete(ctx, param, incomplete)
 
 
+def complete_key(
+    _ctx: click.Context, _param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Complete the dotted keys of a config."""
+    from minigen.training.keys import KEYS
+
+    return [CompletionItem(key) for key in KEYS if key.startswith(incomplete)]
+
+
 PATH = _PathOption()
 model_argument = click.argument("model", type=PATH)
 prompt_argument = click.argument("prompt", required=False, callback=argument_bytes)
@@ -79,6 +88,7 @@ set_option = click.option(
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
+    shell_complete=complete_key,
     help="Override a config key, as training.steps=500; the value is TOML. May be repeated.",
 )
 report_option = click.option(

@@ -444,6 +444,8 @@ def test_greedy_speculation_prints_the_greedy_text(minigen: Command, tiny_run: P
         ("train --text READ", "file,READ"),
         ("report ru", "file,ru"),
         ("diff ru", "file,ru"),
+        ("config training.st", "plain,training.steps"),
+        ("sweep --set evaluation.", "plain,evaluation.every"),
     ],
 )
 def test_the_shell_completes_commands_and_file_names(words: str, completions: str) -> None:
