@@ -64,6 +64,10 @@ def test_things_say_what_they_are() -> None:
     assert "E (257, " in repr(run.model)
     assert repr(run.streams["init"]).startswith("Stream(seed=0, name='init', position=")
     assert repr(run.generator).startswith("Generator(Model(")
+    assert repr(minigen.RunFolder("runs/mine", run)).startswith("RunFolder('runs/mine', Run(step 1")
+    assert repr(run.tokenizer) == "ByteTokenizer(257 tokens, 0 of them merges)"
+    assert repr(minigen.Policy(top_k=3, temperature=0)) == "Policy(temperature=0.0, top_k=3)"
+    assert repr(minigen.Policy()) == "Policy()"
     html = run._repr_html_()
     assert run.fingerprint in html
     assert len(html) < 1000

@@ -190,7 +190,7 @@ class PolicyOptions(TypedDict, total=False):
 
 
 @checked_names
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Policy:
     """How the next token is chosen; the options apply in the order of the fields.
 
@@ -326,6 +326,10 @@ class Policy:
             value = getattr(self, name)
             value = DEFAULTS[name] if value is None else option.kind.check(name, value)
             object.__setattr__(self, name, value)  # None is off, which every default is
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in self.changed.items())
+        return f"Policy({given})"
 
     @classmethod
     def of(cls, policy: "Policy | None", options: PolicyOptions) -> "Policy":

@@ -97,6 +97,9 @@ class ByteTokenizer:
         self.dtype = np.dtype("<u2" if self.vocab_size <= 1 << 16 else "<u4")
         self._tokens_of_word: dict[str, bytes] = {}
 
+    def __repr__(self) -> str:
+        return f"ByteTokenizer({self.vocab_size:,} tokens, {len(self.merges):,} of them merges)"
+
     @checked
     def encode(self, text: Text) -> Encoding:
         """Return the ids of a text; a ``str`` is taken as UTF-8."""

@@ -36,6 +36,9 @@ class RunFolder:
         self._owned: files.Ownership | None = None
         self._logs: dict[str, Log] = {}  # what the other workers log leads nowhere
 
+    def __repr__(self) -> str:
+        return f"RunFolder({str(self.path)!r}, {self.run!r})"
+
     @classmethod
     @checked
     def create(cls, path: str | Path, run: Run) -> Self:
