@@ -12,6 +12,9 @@ import pkgutil
 import signal
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Timer
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -21,6 +24,8 @@ from minigen.cli.outlets import NobodyListens, Outlet, outlets
 from minigen.cli.progress import line, notes_of_libraries
 from minigen.errors import MinigenError, OptionError
 from minigen.signals import STOP_SIGNALS, heard_by, let_pass
+
+_MOMENT = 0.05  # seconds
 
 
 class _Hidden(Exception):  # noqa: N818
@@ -81,12 +86,30 @@ class _Interruption:
     user who presses Ctrl-C again means it.
     """
 
-    came = False
+    came = 0  # the number of the signal
 
     def __call__(self, number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGINT or not self.came:
-            self.came = True
+            self.came = number
             raise KeyboardInterrupt
+
+    @contextmanager
+    def repeated(self) -> Iterator[None]:
+        """Send a signal again that came while an object was removed: nothing is raised there."""
+        former = sys.unraisablehook
+
+        def repeat(lost: "sys.UnraisableHookArgs") -> None:
+            if lost.exc_type is not KeyboardInterrupt:
+                former(lost)
+                return
+            number, self.came = self.came, 0
+            Timer(_MOMENT, os.kill, (os.getpid(), number)).start()
+
+        sys.unraisablehook = repeat
+        try:
+            yield
+        finally:
+            sys.unraisablehook = former
 
 
 def _fail(message: object, status: int) -> int:
@@ -129,7 +152,7 @@ def _tell(error: BaseException) -> int:
 def run(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit status; no error shows a traceback."""
     interruption = _Interruption()
-    with outlets() as out, heard_by(interruption):
+    with outlets() as out, heard_by(interruption), interruption.repeated():
         try:
             with notes_of_libraries():
                 status = cli.main(arguments, prog_name="minigen", standalone_mode=False)

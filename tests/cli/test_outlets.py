@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,25 @@ def test_a_signal_to_stop_saves_and_says_how_to_go_on_even_said_twice(
     shell = f"{sys.executable} -m minigen {command} --set training.steps=1"  # fewer than done
     pasted = subprocess.run(["sh", "-c", shell], capture_output=True, cwd=tmp_path)
     assert b"training.steps cannot change" in pasted.stderr  # it has found the run
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_comes_while_an_object_is_removed_is_not_lost(
+    number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is raised in there Python only prints."""
+
+    class Removed:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), number)
+            time.sleep(PATIENCE)
+
+    def main(*_: object, **__: object) -> None:
+        Removed()
+        time.sleep(PATIENCE)
+
+    monkeypatch.setattr(cli.cli, "main", main)
+    assert (cli.run([]), capsys.readouterr().err) == (130, "Error: interrupted\n")
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGHUP"])
