@@ -11,7 +11,6 @@ from tests.matrix.groups import GROUPS, REPOSITORY
 PATH = REPOSITORY / "docs/environments.md"
 Rows = dict[str, list[dict[str, Any]]]
 
-_EXACT = tuple(name for name in probe.NAMES if name != "floats")
 _SHORT = 10  # digits of a fingerprint on the page
 _LIBRARIES = ("numpy", "scipy", "numba", "tokenizers", "safetensors", "pydantic")
 _ENGINES = {"kernels_numba": "numba", "kernels": "numpy"}
@@ -53,7 +52,9 @@ which is that of the default config for 40 steps. If it is another one, or a cla
 let the command build an environment that it does not know, add it to [`groups.py`](../tests/matrix/groups.py): a row is a
 command that starts an interpreter, folders of packages, and variables. `make matrix GROUPS="kernels workers"` runs
 some of the groups again and keeps the other rows (of this folder); what was downloaded and unpacked stays in
-`~/.cache/minigen-matrix`.
+`~/.cache/minigen-matrix`. Debian's root folders need `apt-get` and `dpkg-deb`, the Python for musl `gcc`, `make` and
+Debian's `autoconf`, `libtool` and `libltdl-dev`, JavaScript `node`, `npm` and `chromium`: what lacks is skipped, with the
+reason.
 """
 
 _WHAT = {
@@ -77,7 +78,7 @@ def is_row(found: Any) -> bool:
         isinstance(told, dict)
         and all(isinstance(told.get(key), str) for key in ("python", "system", "engine"))
         and isinstance(results, dict)
-        and any(name in _EXACT for name in results)
+        and any(name in probe.EXACT for name in results)
         and isinstance(seconds, int | float)
     )
 
@@ -90,7 +91,9 @@ def render(rows: Rows, shared: str) -> tuple[str, list[str]]:
     measured = [row for group in rows.values() for row in group if "results" in row]
     if not measured:
         return _HEAD, ["no row was measured"]
-    reference = next((row for row in measured if {*_EXACT} <= row["results"].keys()), measured[0])
+    reference = next(
+        (row for row in measured if {*probe.EXACT} <= row["results"].keys()), measured[0]
+    )
     right = reference["results"]
     wrong = list(_wrong(rows, right))
     floats = {row["results"]["floats"] for row in measured if "floats" in row["results"]}
@@ -120,7 +123,7 @@ def _differing(row: dict[str, Any], right: dict[str, str]) -> list[str]:
     return [
         name
         for name, found in row["results"].items()
-        if name != "floats" and found != right.get(name)
+        if name in probe.EXACT and found != right.get(name)
     ]
 
 
@@ -197,9 +200,9 @@ def _line(row: dict[str, Any], common: dict[str, str], right: dict[str, str]) ->
         for name, version in _versions(row).items()
         if version != common.get(name)
     )
-    first = next(name for name in results if name != "floats")
+    first = next(name for name in results if name in probe.EXACT)
     said = f"`{results[first][:_SHORT]}`" + ("" if first == "fables" else f" ({first})")
-    count = sum(name != "floats" for name in results)
+    count = sum(name in probe.EXACT for name in results)
     equal = f"{count - len(differing)} of {count}"
     engine = row["environment"]["engine"]
     cells = (

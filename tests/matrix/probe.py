@@ -23,8 +23,10 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "bytes": ("fables", {"tokenizer.vocab_size": 257, "training.steps": 40}),
     "large": ("fables", {"training.batch_size": 8192, "training.steps": 2}),
 }
-NAMES = (*CONFIGS, "text", "floats")
-"""What there is to run: configs, a text of the model ``fables``, and plain floats' ``fables``."""
+EXACT = (*CONFIGS, "text")
+"""What must have the same bits everywhere: configs, and a text of the model ``fables``."""
+NAMES = (*EXACT, "floats")
+"""What there is to run: those, and plain floats' ``fables``."""
 
 
 def run_of(name: str, workers: Any = None) -> Any:

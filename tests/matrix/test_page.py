@@ -15,7 +15,7 @@ def row(name, **changed):
     return {"name": name, "environment": told, "results": results, "seconds": 1.0}
 
 
-@pytest.mark.parametrize("differing", [name for name in probe.NAMES if name != "floats"])
+@pytest.mark.parametrize("differing", probe.EXACT)
 def test_a_row_that_differs_is_named_and_is_a_failure(differing):
     text, wrong = page.render({"company": [row("usual"), row("odd", **{differing: "0"})]}, "")
     assert wrong == [f"company: odd differs in {differing}"]
