@@ -83,16 +83,19 @@ clean:
 	touch $@
 
 .venv/installed-mutants: .venv/installed-dev
+	@echo "Installing what finds the tests of a line (pytest-cov) into .venv, once"
 	$(INSTALL) 'pytest-cov>=6'
 	touch $@
 
 .venv/installed-browser: .venv/installed-dev
 	@command -v chromium >/dev/null || { echo "chromium is missing: apt-get install chromium" >&2; exit 1; }
+	@echo "Installing what drives chromium (playwright, axe) into .venv, once"
 	$(INSTALL) 'playwright>=1.50' 'axe-playwright-python>=0.1'
 	touch $@
 
 # The benchmarks' peers are large: they stay out of the other environment.
 .venv-bench/installed: pyproject.toml benchmarks/requirements.txt
+	@echo "Installing minigen and its peers (PyTorch, JAX, …) into .venv-bench, once: some minutes"
 	$(PYTHON) -m venv --without-pip .venv-bench
 	$(subst $(BIN),.venv-bench/bin,$(INSTALL)) -e '.[fast,mpi]' -r benchmarks/requirements.txt
 	touch $@
@@ -101,6 +104,7 @@ OLDEST = import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project
 	print(*(d.replace(">=", "==") for d in p["dependencies"] + p["optional-dependencies"]["fast"]))
 
 .venv-oldest/installed: pyproject.toml
+	@echo "Installing minigen and the oldest of all that it needs into .venv-oldest, once"
 	$(PYTHON) -m venv --without-pip .venv-oldest
 	$(PYTHON) -m pip --python .venv-oldest/bin/python install --quiet --disable-pip-version-check \
 		-e . $$($(PYTHON) -c '$(OLDEST)') pytest
