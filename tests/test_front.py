@@ -159,7 +159,10 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {  # takes Any, so that 
     ),
     "a stream of a name": (lambda m: minigen.Stream("a", "b"), "seed must be a whole number"),
     "a stream by number": (lambda m: minigen.Stream(0, 1), "name must be a str (got 1)"),
-    "fewer than no words": (lambda m: minigen.Stream(0, "a").words(-1), "n must be at least 0"),
+    "fewer than no words": (
+        lambda m: minigen.Stream(0, "a").words(-1),
+        "n must be a whole number of at",
+    ),
     "a text by number": (lambda m: minigen.ByteTokenizer().encode(5), "must be a str or bytes"),
     "merges of one": (lambda m: minigen.ByteTokenizer([(1,)]), "must be a list of pairs"),
     "ids in words": (lambda m: minigen.ByteTokenizer().decode("ab"), "ids must be numbers"),

@@ -58,12 +58,11 @@ class Stream:
     def __repr__(self) -> str:
         return f"Stream(seed={self.seed}, name={self.name!r}, position={self.position})"
 
-    @checked
     def words(self, n: int) -> Words:
         """Return the next n words, (n,) uint64."""
         position = self.position
-        if n < 0:
-            raise OptionError(f"n must be at least 0 (got {n})")
+        if not (isinstance(n, Integral) and n >= 0):  # by hand: every token that is drawn asks
+            raise OptionError(f"n must be a whole number of at least 0 (got {shown(n)})")
         if not (isinstance(position, Integral) and 0 <= position < MOST_WORDS):
             raise OptionError(
                 f"position must be a whole number from 0 to below 2^258 (got {shown(position)})"
