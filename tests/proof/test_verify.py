@@ -70,7 +70,9 @@ def last(folder):
 
 def change(path, **changes):
     """Change what a checkpoint holds; its checksums are made right again."""
-    save(path, dataclasses.replace(load(path), **changes))
+    changed = path.with_suffix(".changed")  # no step of its own
+    save(changed, dataclasses.replace(load(path), **changes))
+    changed.replace(path)
 
 
 def change_tensor(path, name, index=(0,), by=2.0**-52):
