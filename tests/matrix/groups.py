@@ -149,7 +149,7 @@ def _debian(
     library = ("python3-numpy", "python3-scipy", "liblapack3", *packages) if numpy else ()
     folder = build.root(suite, machine, f"python{python}", "libstdc++6", *library)
     libraries = folder / "usr/lib" / triplet
-    if not (libraries / blas).is_dir():
+    if numpy and not (libraries / blas).is_dir():
         raise MissingError(f"Debian's packages bring no folder {blas} here")
     path = os.pathsep.join(
         map(str, [libraries / blas, libraries / "lapack", libraries / "blas", libraries])
