@@ -70,6 +70,7 @@ def test_things_say_what_they_are() -> None:
     assert repr(minigen.Policy()) == "Policy()"
     html = run._repr_html_()
     assert run.fingerprint in html
+    assert (html[:7], html[-8:]) == ("<table>", "</table>")
     assert len(html) < 1000
 
 

@@ -262,7 +262,9 @@ def use_threads(count: int) -> None:
     """Hold this process at so many threads, or fewer, where others compute on the same cores."""
     from minigen.model.parallel import resources
 
-    resources()[1].limit(limits=max(1, min(count, _most_threads())))
+    most = _most_threads()
+    resources.cache_clear()  # scipy may have brought a BLAS of its own since
+    resources()[1].limit(limits=max(1, min(count, most)))
     resources.cache_clear()
 
 

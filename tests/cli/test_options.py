@@ -15,6 +15,7 @@ import click
 import pytest
 
 from minigen import Generator, Policy, Run, cli, load
+from minigen.cli.demo import _free_folder
 from minigen.cli.outlets import Outlet
 from minigen.decoding import generation, speculation
 from minigen.decoding.beams import beam_search
@@ -381,6 +382,9 @@ def _(bench: Bench) -> None:
     assert Path("runs/demo/step-000002.safetensors").is_file()
     assert "training: steps 1 to 2\n" in plain.err
     assert "twin: steps 1 to 2\n" in plain.err
+    for free in (Path("runs/demo-2"), Path("runs/demo-3")):  # where the next ones go
+        assert _free_folder() == free
+        free.mkdir()
     shown = _tiny_demo(bench, "--out", "there", "--progress", "--set", "run.seed=4")
     assert bench.config("there").run.seed == 4
     assert "training: 100%" in shown.err

@@ -180,6 +180,7 @@ def test_a_stop_string_begins_in_the_text_of_the_beam_that_it_ends():
     )
     ends = [(t.text, t.finish_reason, bytes(t.token_ids)) for t in texts]
     assert sorted(ends) == [("", "stop", b"ab"), ("cbd", "length", b"cbd")]
+    assert all(t.log_probabilities is None for t in texts)  # which costs time: only if asked for
 
 
 def test_logit_rules_see_the_history_of_each_beam():

@@ -190,6 +190,14 @@ def test_arguments_are_left_as_they_were():
     assert loss_and_gradient([0, 1], np.int64(1))[0] == loss_and_gradient([0.0, 1.0], 1)[0]  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("kind", [list, np.uint8, np.int64, np.float32])
+def test_logits_of_any_type_are_read_as_float64(kind):
+    z = [3, 1, 2] if kind is list else np.array([3, 1, 2], dtype=kind)
+    for function in (softmax, log_softmax, lambda z: loss_and_gradient(z, 1)[1]):
+        got, right = function(z), function([3.0, 1.0, 2.0])
+        assert (got.dtype, got.tolist()) == (np.float64, right.tolist())
+
+
 # projection
 
 

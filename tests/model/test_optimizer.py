@@ -216,6 +216,7 @@ def test_an_update_changes_neither_the_weights_nor_the_moments_that_it_starts_fr
     optimizer, p = new_optimizer(name=name), numbers(7)
     for array in (p, *optimizer.moments.values()):
         array.flags.writeable = False
+    assert optimizer.rate == 0.0  # of no update yet
     optimizer.update(p, numbers(7, seed=1))
     assert p.tobytes() == numbers(7).tobytes()
 
@@ -234,6 +235,17 @@ def test_moments_too_small_to_matter_become_positive_zero(name):
     assert optimizer.moments["m"][3] == -(2.0**-390) * (0.5 if name == "adamw" else 1.0)
     if name == "adamw":
         assert optimizer.moments["v"][3] == 2.0**-781
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_moment_at_its_limit_stays_and_one_below_does_not(sign):
+    for g, stays in ((2.0**-400, True), (np.nextafter(2.0**-400, 0.0), False)):
+        for name in ("sgd", "adamw"):
+            optimizer = new_optimizer(1, name=name, betas=(0.0, 0.0), momentum=0.0)
+            optimizer.update(np.ones(1), np.array([sign * g]))
+            kept = {moment: values[0] for moment, values in optimizer.moments.items()}
+            assert kept["m"] == (sign * g if stays else 0.0)
+            assert kept.get("v", g * g) == (g * g if stays or name == "sgd" else 0.0)
 
 
 def test_moments_fade_to_positive_zero_and_never_to_a_subnormal_number():

@@ -12,6 +12,7 @@ import pytest
 
 from minigen.decoding.generation import complete, generate, padded_contexts
 from minigen.decoding.policy import Policy
+from minigen.errors import OptionError
 from minigen.exact.arithmetic import integer_exp, log
 from minigen.exact.streams import Stream
 from minigen.model.model import Model
@@ -119,6 +120,21 @@ def test_same_weights_prompt_policy_and_seed_give_the_same_token_ids(kind):
     assert answer["fingerprint"] == fingerprint(made.parameters)
     for case, got in zip(cases, answer["cases"], strict=True):
         assert got == python_answer(made, tokenizer, case), case
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_an_option_may_be_what_it_may_be_in_python(name):
+    values = ["-1", "-5e-324", "0", "5e-324", "0.5", "1", "1.0000000000000002", "7", "Infinity"]
+    may_be = []
+    for value in values:
+        number = float(value)
+        try:
+            Policy(**{name: int(number) if number.is_integer() else number})
+            may_be.append(True)
+        except OptionError:
+            may_be.append(False)
+    assert ask("rules", name=name, values=values) == may_be
+    assert set(may_be) == {True, False}
 
 
 def test_stream_words_are_those_of_python_at_any_position():

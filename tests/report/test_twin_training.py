@@ -2,6 +2,7 @@
 
 import json
 import random
+import subprocess
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from minigen.text.tokenizer import END_OF_TEXT
 from minigen.training.config import Config
 from minigen.training.folder import RunFolder
 from minigen.training.run import Run
-from tests.report.asking import ask, coded, floats, needs_node, node
+from tests.report.asking import NODE, TWIN, ask, coded, floats, needs_node, node
 
 pytestmark = needs_node
 
@@ -307,15 +308,14 @@ def write_run(path, settings):
     return data
 
 
-@pytest.fixture(params=["numpy", "numba"])
-def engine(request, monkeypatch):
-    module = {"numpy": kernels, "numba": kernels_numba}[request.param]
-    monkeypatch.setattr(engines, "chosen", lambda: module)
-
-
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_comes_out_the_same_in_both_engines_and_in_the_twin(name, engine, tmp_path):
+def test_a_run_comes_out_the_same_in_both_engines_and_in_the_twin(name, monkeypatch, tmp_path):
+    monkeypatch.setattr(engines, "chosen", lambda: kernels)
+    plain = Run(Config.load("fables", {**RUN, **RUNS[name]}))
+    plain.train()
+    monkeypatch.setattr(engines, "chosen", lambda: kernels_numba)
     data = write_run(tmp_path, RUNS[name])
+    assert gather(tmp_path).fingerprint == plain.fingerprint
     done = node("train", tmp_path / "training.json")
     answer = json.loads(done.stdout)
     assert answer == {
@@ -334,6 +334,32 @@ def test_a_run_comes_out_the_same_in_both_engines_and_in_the_twin(name, engine, 
             "compared": json.loads(done.stdout)["compared"],
         }
     assert [saved["step"] for saved in data["checkpoints"]] == [5, 10]
+
+
+WORKER = """
+globalThis.WorkerGlobalScope = class {};
+globalThis.self = { postMessage: (answer) => console.log(JSON.stringify(answer)) };
+require(process.argv[1]);
+const data = JSON.parse(require("fs").readFileSync(process.argv[2], "utf8"));
+self.onmessage({ data: { begin: { data, options: {} }, until: 2, milliseconds: 1e9 } });
+self.onmessage({ data: { until: 12, milliseconds: -1 } });
+self.onmessage({ data: { until: 12, milliseconds: 1e9 } });
+"""
+
+
+def test_in_a_page_it_trains_as_long_as_it_is_asked_to(tmp_path):
+    write_run(tmp_path, {})
+    command = [NODE, "-e", WORKER, str(TWIN), str(tmp_path / "training.json")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [answer["step"] for answer in answers] == [2, 2, 12]
+    assert [answer["fingerprint"] is None for answer in answers] == [False, True, False]
+    assert answers[-1]["fingerprint"] == gather(tmp_path).fingerprint
+    losses = [[line["step"], line["loss"]] for line in gather(tmp_path).metrics]
+    assert [answer["losses"] for answer in answers] == [losses[:2], [], losses[2:]]
+    assert all(answer["fault"] is answer["difference"] is None for answer in answers)
+    assert answers[-1]["compared"] == {"losses": 12, "learning_rates": 12, "fingerprints": 3}
 
 
 @pytest.fixture(scope="session")

@@ -118,6 +118,8 @@ const answers = {
 
   constants: () => ({ ...twin.CONSTANTS, ROOTS: coded(twin.CONSTANTS.ROOTS) }),
 
+  rules: ({ name, values }) => values.map((value) => twin.RULES[name][0](Number(value))),
+
   functions: ({ x, name }) => coded(floats(x).map((value) => twin[name](value))),
 
   integers: ({ seed, name, first, count, below }) =>

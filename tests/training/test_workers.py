@@ -15,7 +15,8 @@ from minigen import Config, Run, cli
 from minigen.errors import MinigenError
 from minigen.model import parallel
 from minigen.training import checkpoint
-from minigen.training.workers import Workers, from_mpiexec, join
+from minigen.training.folder import RunFolder
+from minigen.training.workers import Workers, from_mpiexec, join, use_threads
 from tests.conftest import PATIENCE, TINY, TINY_SETTINGS
 
 MPIEXEC = shutil.which(
@@ -88,6 +89,37 @@ def test_a_pool_shares_the_threads_out_and_gives_them_back(monkeypatch):
     with workers.pool(2, joins=True):
         assert parallel.resources()[0] == max(1, allowed // 2)
     assert parallel.resources()[0] == allowed
+    use_threads(allowed + 1)
+    assert parallel.resources()[0] == allowed
+    in_a_helper = "__import__('minigen.model.parallel').model.parallel.resources()[0]"
+    with workers.pool(2) as executor:
+        assert executor.submit(eval, in_a_helper).result() == max(1, allowed // 2)
+
+
+@pytest.mark.parametrize(
+    ("cores", "tasks", "joins", "processes"),
+    [(4, 9, False, 4), (4, 3, False, 3), (4, 3, True, 2), (4, 9, True, 3), (4, 1, True, 1)],
+)
+def test_a_pool_has_no_more_processes_than_there_are_cores_or_tasks(
+    monkeypatch, cores, tasks, joins, processes
+):
+    workers = Workers()
+    monkeypatch.setattr("minigen.training.workers._cores", lambda: {*range(cores)})
+    monkeypatch.setattr("minigen.training.workers.use_threads", lambda count: None)
+    assert workers.helpers() == cores - 1
+    with workers.pool(tasks, joins=joins) as executor:
+        assert executor._max_workers == processes
+
+
+def test_a_blas_that_was_loaded_later_is_held_at_the_same_number_of_threads():
+    code = (
+        "from minigen.model.parallel import resources; resources()\n"
+        "import scipy.linalg\n"
+        "from minigen.training.workers import use_threads; use_threads(1)\n"
+        "print(resources()[0])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("1\n", "")
 
 
 def test_train_imports_no_mpi(tmp_path):
@@ -120,6 +152,20 @@ def test_several_processes_without_mpi4py_are_told_to_install_it(variable, monke
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     with pytest.raises(MinigenError, match=r"^4 processes .*pip install 'minigen\[mpi\]'.*$"):
         from_mpiexec()
+
+
+def test_a_run_is_taken_up_by_the_workers_that_are_given(tmp_path):
+    config = Config.load("fables", TINY)
+    for steps in (0, 4):  # from the config alone, and from a checkpoint
+        folder = RunFolder.create(tmp_path / str(steps), Run(config))
+        records = folder.steps()
+        for _ in range(steps):
+            next(records)
+        folder.latest.unlink() if not steps else None
+        del folder, records
+        workers = Workers()
+        run = RunFolder.resume(tmp_path / str(steps), config, workers=workers).run
+        assert (run.step, run.workers is workers) == (steps, True)
 
 
 def test_a_run_lets_its_workers_compare_text_config_and_every_fingerprint():
