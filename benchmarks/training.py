@@ -33,9 +33,11 @@ in brackets; on a busy machine it moves by a third. The first rows are the shipp
 own documents.
 
 What bounds a step: by contexts the three products, which BLAS computes in float64 at half the speed
-of float32; by table, the two passes over the rows of each context. With few predictions it is the
-passes over the parameters (rounding E and W to both grids, their sums, the scale, the update) and
-some eighty calls of numpy, a microsecond each.
+of float32; by table those of the rows that occur, at three quarters of that speed since they are
+small, and memory, through which the table, the gradients of the logits and their sums pass. With
+few predictions it is the passes over the parameters (rounding E and W to both grids, their sums,
+the scale, the update), some hand-overs to the other thread, 20 µs each, and some eighty calls of
+numpy, a microsecond each.
 """
 AGAINST_LIMIT = """
 By contexts, *products* are the three BLAS products over N × K·D × V; by table they are those of
