@@ -20,7 +20,7 @@ from minigen.model.parallel import blocks, in_parallel, scratch
 PASSES = 10  # what the table's passes over the row of a token cost, in products
 HAND_OVERS = 30_000_000  # and what its smaller products and more hand-overs cost, in all
 BLOCK = 1 << 17  # numbers of d that a thread works on at once
-CHUNK = 1 << 20  # and that all threads do
+CHUNK = 1 << 19  # and that all threads do
 
 
 class Grids(NamedTuple):
