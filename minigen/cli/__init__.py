@@ -121,23 +121,19 @@ def _tell(error: BaseException) -> int:
     """Say in one line what went wrong; return the exit status."""
     if isinstance(error, _Hidden):
         return _tell(error.__cause__ or error)
-    if isinstance(error, click.exceptions.Exit):
-        return error.exit_code
     if isinstance(error, SystemExit) and isinstance(error.code, int):  # of click's completion
         return error.code
-    if isinstance(error, click.NoSuchOption) and not error.possibilities:
-        cure = "a text that begins with - comes last, behind --"
-        return _fail(f"{error.format_message()} ({cure})", error.exit_code)
     if isinstance(error, click.ClickException):
-        return _fail(error.format_message(), error.exit_code)
+        cure = ""
+        if isinstance(error, click.NoSuchOption) and not error.possibilities:
+            cure = " (a text that begins with - comes last, behind --)"
+        return _fail(error.format_message() + cure, error.exit_code)
     if isinstance(error, click.Abort | KeyboardInterrupt):
         return _fail("interrupted", 130)
     if isinstance(error, NobodyListens):
         return 0
-    if isinstance(error, OptionError):
-        return _fail(error, 2)
     if isinstance(error, MinigenError):
-        return _fail(error, 1)
+        return _fail(error, 2 if isinstance(error, OptionError) else 1)
     if isinstance(error, MemoryError):
         return _fail(f"there is not enough memory: {error}".rstrip(": "), 1)
     if isinstance(error, OSError):

@@ -14,7 +14,6 @@ from minigen.cli.training import (
     follow,
     interrupted,
     one_voice,
-    require_report,
     show_record,
     write_page,
 )
@@ -46,9 +45,7 @@ def demo(out: str | None, report: bool, settings: tuple[str, ...], progress: boo
     with one_voice() as workers:
         if workers.size > 1:
             raise OptionError("demo is for one process (train and sweep are for mpiexec, too)")
-    if report:
-        require_report()
-    changes = overrides(settings, ())
+    changes = overrides(settings)
     path = Path(out) if out else _free_folder()
 
     from minigen.proof.demonstration import Demonstration

@@ -27,25 +27,18 @@ if TYPE_CHECKING:
     from minigen.decoding.policy import Policy
 
 
-class Seed(click.ParamType[int]):
-    """A number from 0 on, or ``random``, which picks one."""
-
-    name = "seed"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the seed; one that was picked is said on stderr."""
-        if value == "random":
-            picked = secrets.randbits(32)
-            note(f"seed {picked}")
-            return picked
-        if isinstance(value, int):
-            return value
-        try:
-            if value.isascii() and value.isdigit():
-                return int(value)
-        except ValueError:  # Python reads no more than 4300 digits
-            value = f"{value[:9]}…"
-        self.fail(f"must be a whole number, at least 0, or 'random' (got {value!r})")
+def _seed(text: str) -> int:
+    """Read a number from 0 on; ``random`` picks one, which is said on stderr."""
+    if text == "random":
+        picked = secrets.randbits(32)
+        note(f"seed {picked}")
+        return picked
+    try:
+        if text.isascii() and text.isdigit():
+            return int(text)
+    except ValueError:  # Python reads no more than 4300 digits
+        text = f"{text[:9]}…"
+    raise click.BadParameter(f"must be a whole number, at least 0, or 'random' (got {text!r})")
 
 
 def _prompts(prompt: bytes | None, path: str | None) -> list[bytes]:
@@ -142,7 +135,14 @@ def _json_line(continuation: "Continuation", sample: int, facts: dict[str, Any])
 @click.option("--draft", type=PATH, metavar="MODEL", help="A smaller model that proposes tokens.")
 @count_option("--num-draft-tokens", 4, "How many tokens the draft proposes at a time.")
 @count_option("--num-samples", 1, "Texts for each prompt, each from random numbers of its own.")
-@click.option("--seed", type=Seed(), default=0, show_default=True, help="A number, or random.")
+@click.option(
+    "--seed",
+    type=_seed,
+    metavar="SEED",
+    default="0",
+    show_default=True,
+    help="A number, or random.",
+)
 @click.option(
     "--stop",
     multiple=True,

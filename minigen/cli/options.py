@@ -4,7 +4,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -31,22 +30,23 @@ def _texts(_ctx: click.Context, _param: click.Parameter, paths: tuple[str, ...])
     return paths
 
 
-class _PathOption(click.ParamType[str]):
-    """A path that is not empty, which would mean the current folder; ``~`` is the home folder."""
+def _require_report(_ctx: click.Context, _param: click.Parameter, wanted: bool) -> bool:
+    """Refuse --report, before any training, where what it needs is not installed."""
+    if wanted:
+        from minigen.report.page import require
 
-    name = "path"
+        require()
+    return wanted
+
+
+class _Path(click.Path):
+    """A path that is not empty, which would mean the current folder; ``~`` is the home folder."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the path."""
         if not value:
             self.fail("a path must not be empty (got '')", param, ctx)
         return expand(value)
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        """Leave it to the shell to complete the names of files."""
-        return [CompletionItem(incomplete, type="file")]
 
 
 def _complete_config(
@@ -68,7 +68,7 @@ def complete_key(
     return [CompletionItem(key) for key in KEYS if key.startswith(incomplete)]
 
 
-PATH = _PathOption()
+PATH = _Path()
 model_argument = click.argument("model", type=PATH)
 prompt_argument = click.argument("prompt", required=False, callback=argument_bytes)
 _config_argument = click.argument("config", required=False, shell_complete=_complete_config)
@@ -92,7 +92,10 @@ set_option = click.option(
     help="Override a config key, as training.steps=500; the value is TOML. May be repeated.",
 )
 report_option = click.option(
-    "--report", is_flag=True, help="Write report.html into the folder at the end."
+    "--report",
+    is_flag=True,
+    callback=_require_report,
+    help="Write report.html into the folder at the end.",
 )
 
 
@@ -113,28 +116,18 @@ def count_option(name: str, default: int, text: str) -> Decorator:
     return click.option(name, type=kind, metavar="N", default=default, show_default=True, help=text)
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
-
-
 def print_json(value: object) -> None:
     """Print one JSON value on a line; infinities, which JSON does not know, are null."""
-    click.echo(json.dumps(_finite(value), ensure_ascii=False, allow_nan=False))
+    finite = json.loads(json.dumps(value), parse_constant=lambda _: None)
+    click.echo(json.dumps(finite, ensure_ascii=False))
 
 
 def quoted(data: bytes) -> str:
     """Return bytes as a quoted text for a table: escapes for what cannot be seen."""
     try:
-        text = data.decode()
+        return repr(data.decode())
     except UnicodeDecodeError:
         return repr(data)[1:]
-    return repr(text)
 
 
 def read_file(path: str) -> bytes:
@@ -158,20 +151,13 @@ def read_text(text: bytes | None, path: str | None = None) -> bytes:
     return (text or b"").removeprefix(MARK)
 
 
-class TokenBias(click.ParamType[tuple[int, float]]):
-    """``ID=BIAS``: a token's id and what is added to its logit."""
-
-    name = "ID=BIAS"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, float]:
-        """Return (id, bias)."""
-        token, _, bias = value.partition("=")
-        try:
-            return int(token), float(bias)
-        except ValueError:
-            self.fail(f"must be ID=BIAS, as 101=-2.5 (got {value!r})")
+def _token_bias(text: str) -> tuple[int, float]:
+    """Read a token's id and what is added to its logit."""
+    token, _, bias = text.partition("=")
+    try:
+        return int(token), float(bias)
+    except ValueError:
+        raise click.BadParameter(f"must be ID=BIAS, as 101=-2.5 (got {text!r})") from None
 
 
 class PolicyCommand(click.Command):
@@ -196,11 +182,13 @@ def _policy_options() -> Iterator[click.Parameter]:
             flags = [flag.removesuffix("s"), name]
             yield click.Option(flags, multiple=True, type=int, metavar="ID", help=repeated)
         elif isinstance(option.kind, Biases):
-            yield click.Option([flag, name], multiple=True, type=TokenBias(), help=repeated)
+            yield click.Option(
+                [flag], multiple=True, type=_token_bias, metavar="ID=BIAS", help=repeated
+            )
         else:
             shown_default = "" if default is None else f"  [default: {default:g}]"
             kind = float if isinstance(option.kind, Number) else int
-            yield click.Option([flag, name], type=kind, help=option.help + shown_default)
+            yield click.Option([flag], type=kind, help=option.help + shown_default)
     yield click.Option(
         ["--greedy"], is_flag=True, help="Always choose the likeliest token: temperature 0."
     )
@@ -223,7 +211,7 @@ def build_policy(options: dict[str, Any]) -> "Policy":
     return Policy(**given)
 
 
-def overrides(settings: tuple[str, ...], texts: tuple[str, ...]) -> dict[str, Any]:
+def overrides(settings: tuple[str, ...], texts: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return what --set and --text change, by dotted key."""
     from minigen.training.config import parse_override
 

@@ -76,16 +76,12 @@ def outlets() -> Iterator[Outlet]:
     Streams that the caller has closed lead nowhere. Output is UTF-8 whatever the locale, and lines
     end in a line feed everywhere.
     """
-    for number in range(3):  # else the next file that is opened would take the place
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
-    if sys.stdin is None:
-        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # else the next file that is opened would take its place
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
     old = sys.stdout, sys.stderr
     for name in ("stdout", "stderr"):
-        stream = getattr(sys, name) or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        stream = getattr(sys, name)
         reconfigure: Any = getattr(stream, "reconfigure", None)
         if reconfigure:
             reconfigure(encoding="utf-8", errors="replace", newline="\n")

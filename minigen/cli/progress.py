@@ -110,9 +110,8 @@ def reading_progress(progress: bool | None) -> "Iterator[Progress]":
             if shown.disable and what != phase and total >= _LONG:
                 note(f"{what}: {total / 1e6:.0f} MB")
             phase = what
-            if not shown.disable:
-                shown.set_description_str(what, refresh=False)
-                shown.total = total
-                shown.update(done - shown.n)
+            shown.set_description_str(what, refresh=False)
+            shown.total = total
+            shown.update(done - shown.n)
 
         yield report

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from minigen.training.config import Config
     from minigen.training.workers import Workers
 
-_INTERRUPTED = "interrupted"
 _GLANCE = 0.5  # seconds between two looks at how far the runs have come
 
 
@@ -99,11 +98,11 @@ def sweep(
 
 def _train_all(
     todo: "Mapping[Path, Config]", workers: "Workers", progress: bool | None
-) -> dict[Path, str]:
+) -> dict[Path, MinigenError]:
     """Train each run, showing how far all of them have come; return what went wrong with which."""
     from minigen.training.sweep import last_metrics
 
-    failures = {}
+    failures: dict[Path, MinigenError] = {}
     steps = reduce(add, (config.training.steps for config in todo.values()))
     with (
         workers.pool(len(todo)) as executor,
@@ -115,10 +114,10 @@ def _train_all(
             while running:
                 done, running = wait(running, timeout=_GLANCE, return_when=FIRST_COMPLETED)
                 for future in done:
-                    if (failure := future.result()) == _INTERRUPTED:  # by a signal to it alone
-                        raise KeyboardInterrupt
-                    if failure:
-                        failures[futures[future]] = failure
+                    try:
+                        future.result()  # raises KeyboardInterrupt after a signal to it alone
+                    except MinigenError as error:
+                        failures[futures[future]] = error
                 if shown.disable:
                     for future in [one for one in waiting if one.running() or one.done()]:
                         waiting.remove(future)
@@ -142,28 +141,24 @@ def _process() -> "Workers":
     return Workers()
 
 
-def _train(folder: Path) -> str:
-    """Train the run of a sub-folder to its end, in a process of the pool; return what failed."""
+def _train(folder: Path) -> None:
+    """Train the run of a sub-folder to its end, in a process of the pool."""
     from minigen.training.config import Config
     from minigen.training.folder import RunFolder
 
-    try:
-        if not folder.is_dir():
-            raise MinigenError(
-                f"{platform.node()} does not see it: --out must be on a disk that all workers share"
-            )
-        process = _process()
-        with deferred_interrupts(process):
+    if not folder.is_dir():
+        raise MinigenError(
+            f"{platform.node()} does not see it: --out must be on a disk that all workers share"
+        )
+    process = _process()
+    with deferred_interrupts(process):
+        if process.is_stopping():
+            raise KeyboardInterrupt
+        run = RunFolder.resume(folder, Config.of_run(folder), workers=process)
+        for _ in run.steps():
             if process.is_stopping():
-                return _INTERRUPTED
-            run = RunFolder.resume(folder, Config.of_run(folder), workers=process)
-            for _ in run.steps():
-                if process.is_stopping():
-                    run.save()
-                    return _INTERRUPTED
-    except MinigenError as error:
-        return str(error)
-    return ""
+                run.save()
+                raise KeyboardInterrupt
 
 
 def _print(rows: list[list[str]]) -> None:

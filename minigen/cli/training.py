@@ -147,8 +147,6 @@ def train(
             raise OptionError(
                 f"--resume takes the config from the folder, so CONFIG must go (got {config!r})"
             )
-        if report:
-            require_report()
         changes = overrides(settings, texts)
         if not resume:
             require_empty(path)
@@ -183,13 +181,6 @@ def train(
         click.echo(f"trained {run.step} steps: {folder.latest}")
         click.echo(f"fingerprint {run.fingerprint}")
     return 0
-
-
-def require_report() -> None:
-    """Refuse --report before training where what it needs is not installed."""
-    from minigen.report.page import require
-
-    require()
 
 
 def write_page(run: str | Path, out: str | None = None) -> None:
