@@ -1,9 +1,8 @@
 """``prove`` runs the reproducibility experiments; ``verify`` trains a checkpoint again."""
 
 import textwrap
-from collections import deque
-from concurrent.futures import Future, as_completed
-from contextlib import suppress
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from functools import reduce
 from operator import add
@@ -268,45 +267,40 @@ def _check_all(
     segments = [segment for one in verifications for segment in one.segments]
     total = reduce(add, (segment.steps for segment in segments), 0)
     with bar(progress, f"training {total} steps again", total=total, unit="step") as shown:
-        helpers, resting = workers.helpers(), 0
+        helpers, helping = workers.helpers(), list[Future[None]]()
+
+        def on_step(_record: "StepRecord") -> None:
+            shown.update()
+            if all(one.done() for one in helping):
+                workers.spread()
 
         def here(segment: "Segment") -> "Outcome":
-            def on_step(_record: "StepRecord") -> None:
-                shown.update()
-                if resting == helpers:
-                    workers.spread()
-
             return verifications[0].check(segment, on_step)
 
         if workers.size == 1 and not (helpers and verifications[0].is_worth_processes()):
             return [here(segment) for segment in segments]
-        with workers.pool(len(segments), joins=True) as executor:
+        # One iterator for all threads, so that each segment is taken once.
+        waiting = iter(sorted(segments, key=lambda segment: -segment.steps))
+        outcomes: dict[int, Outcome] = {}
+
+        def take(checked: "Callable[[Segment], Outcome]") -> None:
+            for segment in waiting:
+                outcomes[segment.last] = checked(segment)
+
+        with (
+            ThreadPoolExecutor(max(1, helpers)) as hands,  # each waits for what one helper does
+            workers.pool(len(segments), joins=True) as executor,
+        ):
             if executor is None:
                 return []
-            waiting = deque(sorted(segments, key=lambda segment: -segment.steps))
-            outcomes: dict[int, Outcome] = {}
-            running: dict[Future[Outcome], Segment] = {}
 
-            def hand_out(_done: "Future[Outcome] | None" = None) -> None:
-                nonlocal resting
-                try:
-                    segment = waiting.popleft()
-                except IndexError:  # nothing is left
-                    resting += 1
-                    return
-                future = executor.submit(check, segment)
-                running[future] = segment
-                future.add_done_callback(hand_out)
+            def elsewhere(segment: "Segment") -> "Outcome":
+                outcome = executor.submit(check, segment).result()
+                shown.update(segment.steps)
+                return outcome
 
-            for _ in range(helpers):
-                hand_out()
-            while waiting:
-                with suppress(IndexError):
-                    segment = waiting.popleft()
-                    outcomes[segment.last] = here(segment)
-            while len(outcomes) < len(segments):
-                for future in as_completed(list(running)):
-                    segment = running.pop(future)
-                    outcomes[segment.last] = future.result()
-                    shown.update(segment.steps)
+            helping += [hands.submit(take, elsewhere) for _ in range(helpers)]
+            take(here)
+            for one in helping:
+                one.result()
     return [outcomes[segment.last] for segment in segments]
