@@ -10,7 +10,7 @@ from functools import cache, wraps
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,25 +20,19 @@ from minigen.errors import OptionError, nearest, shown
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_NAMED: dict[Any, tuple[str, str]] = {  # one of them, several of them
-    bool: ("True or False", "True or False"),
-    int: ("a whole number", "whole numbers"),
-    float: ("a number", "numbers"),
-    str: ("a str", "str"),
-    bytes: ("bytes", "bytes"),
-    Path: ("a Path", "Path"),
-    NoneType: ("None", "None"),
-}
-_GIVEN_BY = {
-    "Config": 'Config.load("fables")',
-    "Generator": "minigen.load(MODEL)",
-    "Policy": "Policy(temperature=0.7)",
-    "Run": "Run(config)",
-}
-_TEXTS = (str, bytes, bytearray)
+
+class _Rule(NamedTuple):
+    """What an annotation asks for: in words, of one and of several, and as a check."""
+
+    one: str
+    several: str
+    fits: Callable[[Any], bool]
 
 
-def checked(function: Callable[P, R]) -> Callable[P, R]:
+_GIVEN_BY = {"a Config": ', as Config.load("fables") gives', "a Run": ", as Run(config) gives"}
+
+
+def checked(function: Callable[P, R], *, types: bool = True) -> Callable[P, R]:
     """Check the arguments of each call: OptionError for an unknown name and for a wrong type.
 
     >>> @checked
@@ -49,79 +43,81 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     ...
     minigen.errors.OptionError: number must be a number (got '2')
     """
-    parameters = inspect.signature(function).parameters.values()
-    by_place = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-    rest = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), "")
+    parameters = inspect.signature(function).parameters
+    by_place = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    rest = [name for name, p in parameters.items() if p.kind is p.VAR_KEYWORD]
 
     @cache  # at the first call: annotations may name what is defined further down
-    def rules() -> tuple[dict[str, Any], set[str]]:
+    def read() -> tuple[set[str], dict[str, _Rule]]:
         hints = get_type_hints(function)
-        options = get_args(hints.get(rest))  # of keywords that a TypedDict lists
-        names = {p.name for p in parameters}.union(*map(get_type_hints, options))
-        return hints, names if options or not rest else set()
+        tables = [table for name in rest for table in get_args(hints[name])]  # TypedDicts
+        names = {*parameters}.union(*map(get_type_hints, tables)) - {"self", "cls", *rest}
+        rules = {name: _rule(hints[name]) for name in names & {*hints} if types}
+        return names if tables or not rest else set(), rules
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        hints, names = rules()
-        if names:
-            _know(kwargs, names - {"self", "cls", rest})
+        names, rules = read()
+        for name in kwargs:
+            if names and name not in names:
+                meant = nearest(name, sorted(names))
+                raise OptionError(f"unknown option {name!r}: the nearest known one is {meant}")
         for name, value in [*zip(by_place, args, strict=False), *kwargs.items()]:
-            if name in hints and not _fits(value, hints[name]):
-                raise OptionError(f"{name} must be {_rule(hints[name])} (got {shown(value)})")
+            if name in rules and not rules[name].fits(value):
+                rule = rules[name].one
+                given = _GIVEN_BY.get(rule, "")
+                raise OptionError(f"{name} must be {rule}{given} (got {shown(value)})")
         return function(*args, **kwargs)
 
     return call
 
 
-def checked_names(kind: type[R]) -> type[R]:
-    """Refuse an unknown argument of a class that checks the values itself."""
-    init: Any = kind.__init__
-    names = set(inspect.signature(init).parameters)
+def _rule(hint: Any) -> _Rule:
+    """Read an annotation, one of those that public signatures have."""
+    kind, parts = get_origin(hint) or hint, get_args(hint)
+    if hint in _RULES:
+        return _RULES[hint]
+    if kind is Callable:
+        return _Rule("a function", "", callable)
+    if kind in (Union, UnionType):
+        ones, severals, checks = zip(*map(_rule, parts), strict=True)
+        return _Rule(_either(ones), _either(severals), lambda v: any(fits(v) for fits in checks))
+    if kind in (Mapping, dict):
+        _, several, fits = _rule(parts[1])
+        rule = f"a dict of {several}" if several else "a dict"
+        return _Rule(rule, "", lambda v: isinstance(v, kind) and all(map(fits, v.values())))
+    if kind is tuple:
+        _, _, fits = _rule(parts[0])
+        return _Rule(
+            "a pair",
+            "pairs",
+            lambda v: isinstance(v, tuple | list) and len(v) == 2 and all(map(fits, v)),
+        )
+    if kind in (Sequence, Iterable):
+        _, several, fits = _rule(parts[0])
+        return _Rule(f"a list of {several}", "lists", lambda v: _is_list(v, kind, fits))
+    return _plain(f"a {kind.__name__}", "", kind)
 
-    @wraps(init)
-    def call(self: R, *args: Any, **kwargs: Any) -> None:
-        _know(kwargs, names - {"self"})
-        init(self, *args, **kwargs)
 
-    setattr(kind, "__init__", call)  # noqa: B010 (which a type checker would refuse)
-    return kind
+def _either(names: Iterable[str]) -> str:
+    *others, last = dict.fromkeys(names)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
-def _know(given: Iterable[str], names: set[str]) -> None:
-    for name in given:
-        if name not in names:
-            meant = nearest(name, sorted(names))
-            raise OptionError(f"unknown option {name!r}: the nearest known one is {meant}")
+def _plain(one: str, several: str, *kinds: type) -> _Rule:
+    """Return the rule of a class. A bool is no more a number than a text is."""
+    return _Rule(
+        one, several, lambda v: isinstance(v, kinds) and (bool in kinds or not isinstance(v, bool))
+    )
 
 
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value is what an annotation says: a list with all its items, an iterator alone."""
-    origin, parts = get_origin(hint), get_args(hint)
-    if hint is Any or hint is object:
-        return True
-    if hint is ArrayLike:
-        return _is_numeric(value)
-    if origin in (Union, UnionType):
-        return any(_fits(value, part) for part in parts)
-    if origin is Literal:
-        return isinstance(value, str) and value in parts
-    if origin is Callable:
-        return callable(value)
-    if origin is tuple:
-        is_pair = isinstance(value, tuple | list) and len(value) == len(parts)
-        return is_pair and all(map(_fits, value, parts))
-    if origin is Mapping:
-        return isinstance(value, Mapping) and all(_fits(v, parts[1]) for v in value.values())
-    if origin in (Sequence, Iterable):
-        if isinstance(value, (*_TEXTS, Mapping)):
-            return False
-        if hasattr(value, "__len__") and hasattr(value, "__getitem__"):  # of numpy, too
-            return all(_fits(item, parts[0]) for item in value)
-        return origin is Iterable and isinstance(value, Iterable)
-    if hint is bool:
-        return isinstance(value, bool | np.bool_)
-    kind = {int: Integral, float: Real}.get(hint, origin or hint)
-    return isinstance(value, kind) and (kind is hint or not isinstance(value, bool))
+def _is_list(value: Any, kind: Any, fits: Callable[[Any], bool]) -> bool:
+    """Whether a value is a list, or an array of numpy, of items that fit, or is an iterator."""
+    if isinstance(value, str | bytes | bytearray | Mapping) or getattr(value, "ndim", 1) == 0:
+        return False
+    if hasattr(value, "__len__") and hasattr(value, "__getitem__"):
+        return all(map(fits, value))
+    return kind is Iterable and isinstance(value, Iterable)
 
 
 def _is_numeric(value: Any) -> bool:
@@ -131,30 +127,15 @@ def _is_numeric(value: Any) -> bool:
         return False
 
 
-def _rule(hint: Any) -> str:
-    """Say what an annotation asks for, and how to get one."""
-    cure = _GIVEN_BY.get(getattr(hint, "__name__", ""))
-    return f"{_named(hint)}, as {cure} gives" if cure else _named(hint)
-
-
-def _named(hint: Any, several: bool = False) -> str:
-    origin, parts = get_origin(hint), get_args(hint)
-    if hint in _NAMED:
-        return _NAMED[hint][several]
-    if hint is ArrayLike:
-        return "numbers"
-    if origin in (Union, UnionType):
-        *others, last = dict.fromkeys(_named(part, several) for part in parts)
-        return f"{', '.join(others)} or {last}" if others else last
-    if origin is Literal:
-        return " or ".join(map(repr, parts))
-    if origin is Callable:
-        return "a function"
-    if origin is Mapping:
-        lists = get_origin(parts[1]) is Sequence
-        return "a dict of lists" if lists else "a dict"
-    if origin is tuple:
-        return "pairs" if several else "a pair"
-    if origin in (Sequence, Iterable):
-        return f"a list of {_named(parts[0], several=True)}"
-    return f"a {hint.__name__}"
+_RULES = {
+    Any: _plain("anything", "", object, bool),
+    object: _plain("anything", "", object, bool),
+    ArrayLike: _Rule("numbers", "", _is_numeric),
+    NoneType: _plain("None", "None", NoneType),
+    bool: _plain("True or False", "", bool, np.bool_),
+    int: _plain("a whole number", "whole numbers", Integral),
+    float: _plain("a number", "numbers", Real),
+    str: _plain("a str", "str", str),
+    bytes: _plain("bytes", "bytes", bytes),
+    Path: _plain("a Path", "Path", Path),
+}

@@ -154,6 +154,10 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {  # takes Any, so that 
         lambda m: minigen.Policy().probabilities(L, np.array([0.5])),
         "history must be a list of whole numbers (got array([0.5]))",
     ),
+    "a history of one number": (
+        lambda m: minigen.Policy().probabilities(L, np.array(2)),
+        "history must be a list of whole numbers (got array(2))",
+    ),
     "a table of numbers": (
         lambda m: minigen.Policy(top_k=np.zeros((2, 2))),
         "got array([[0., 0.], [0., 0.]])",

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from minigen.arguments import checked, checked_names
+from minigen.arguments import checked
 from minigen.decoding import filters, rules
 from minigen.decoding.history import History
 from minigen.errors import MinigenError, OptionError, shown
@@ -189,7 +189,6 @@ class PolicyOptions(TypedDict, total=False):
     eta_cutoff: float | None
 
 
-@checked_names
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Policy:
     """How the next token is chosen; the options apply in the order of the fields.
@@ -510,6 +509,9 @@ class Policy:
                         f"{name} takes ids below {vocab_size}, the size of this vocabulary "
                         f"(got {token})"
                     )
+
+
+Policy.__init__ = checked(Policy.__init__, types=False)  # type: ignore[method-assign]
 
 
 def _best(z: Floats) -> Integers:
