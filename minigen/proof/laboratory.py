@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from minigen.exact.streams import Stream
 from minigen.files import explained
-from minigen.text.corpus import Progress, Tokens
+from minigen.text.corpus import Progress
 from minigen.training import checkpoint
 from minigen.training.config import Config
 from minigen.training.run import Run, StepRecord
@@ -106,8 +106,7 @@ class Laboratory:
         run = Run(self.config, progress=progress)
         corpus = run.read_corpus()
         measured = corpus.validation if len(corpus.validation) else corpus.training
-        short = Tokens(array=measured.array[: _EVALUATED + 1], tokenizer=corpus.tokenizer)
-        self.corpus = replace(corpus, validation=short)
+        self.corpus = replace(corpus, validation=measured.part(0, _EVALUATED + 1))
         self.start = folder / "start.safetensors"
         run.save(self.start)
 

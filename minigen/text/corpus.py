@@ -4,11 +4,9 @@ Both parts open and end with ``<|endoftext|>``, and so does each document in the
 the first is one prediction.
 """
 
-import json
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
@@ -24,7 +22,7 @@ from minigen.text import token_cache
 from minigen.text.documents import BLOCK, LARGE, Reader, Source, find, in_memory
 from minigen.text.documents import Documents as Documents
 from minigen.text.documents import Progress as Progress
-from minigen.text.token_cache import TokenFile
+from minigen.text.token_cache import Kept, TokenFile
 from minigen.text.tokenizer import (
     BYTE_VOCABULARY,
     END_OF_TEXT,
@@ -46,48 +44,45 @@ class Tokens:
     """The predictions of an array of tokens (T + 1,) that opens and ends with ``<|endoftext|>``.
 
     Prediction i, from 0 to T - 1, has token i + 1 as its target and the tokens up to i as its
-    context. ``array`` may be the part from ``start`` on of a token file, mapped into memory;
-    ``read`` and ``blocks`` do not fill the memory with it.
+    context. They are the part from ``start`` to before ``stop`` of ``kept``: an array, or a token
+    file, mapped into memory, with which ``read`` and ``blocks`` do not fill the memory.
     """
 
     def __init__(
-        self,
-        array: NDArray[Any],
-        tokenizer: ByteTokenizer,
-        file: TokenFile | None = None,
-        start: int = 0,
+        self, kept: Kept, tokenizer: ByteTokenizer, start: int = 0, stop: int | None = None
     ) -> None:
-        self.array = array
+        self._kept = kept
         self._tokenizer = tokenizer
-        self._file = file
         self._start = start
+        self._stop = len(self._all) if stop is None else stop
+
+    @property
+    def _all(self) -> NDArray[Any]:
+        return self._kept.array if isinstance(self._kept, TokenFile) else self._kept
+
+    @property
+    def array(self) -> NDArray[Any]:
+        """All T + 1 tokens."""
+        return self._all[self._start : self._stop]
 
     def __len__(self) -> int:
-        return len(self.array) - 1
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Say of a part of a file which part it is; a copy, or a pickle, maps it again."""
-        return vars(self) if self._file is None else {**vars(self), "array": len(self.array)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        if self._file is not None:
-            self.array = self._file.array[self._start : self._start + state["array"]]
+        return self._stop - self._start - 1
 
     def part(self, start: int, stop: int) -> "Tokens":
         """Return the tokens from ``start`` to before ``stop``."""
-        return Tokens(self.array[start:stop], self._tokenizer, self._file, self._start + start)
+        stop = min(self._start + stop, self._stop)
+        return Tokens(self._kept, self._tokenizer, self._start + start, stop)
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
         """Return tokens from ``start`` to before ``stop``; of a file, only they are in memory."""
-        if self._file is None:
-            return self.array[start:stop]
-        return self._file.read(self._start + start, self._start + stop)
+        if isinstance(self._kept, TokenFile):
+            return self._kept.windows(np.array([self._start + start]), stop - start).ravel()
+        return self.array[start:stop]
 
     def blocks(self) -> Iterator[NDArray[Any]]:
         """Yield all T + 1 tokens, some at a time."""
-        for start in range(0, len(self.array), BLOCK):
-            yield self.read(start, min(start + BLOCK, len(self.array)))
+        for start in range(0, len(self) + 1, BLOCK):
+            yield self.read(start, min(start + BLOCK, len(self) + 1))
 
     @cached_property
     def bytes(self) -> int:
@@ -117,13 +112,13 @@ class Tokens:
         """Return the tokens of each context and its target (K + 1, N)."""
         positions = indices + np.arange(1 - context_length, 2)[:, None]  # (K + 1, N)
         # Clipping repeats the first token, <|endoftext|>, before the start.
-        if self._file is None or not len(indices):
+        if not isinstance(self._kept, TokenFile) or not len(indices):
             return self.array.take(positions, mode="clip")
         low, high = max(int(positions.min()), 0), int(positions.max())
         if high - low <= BLOCK:
             return self.read(low, high + 1).take(positions - low, mode="clip")
         first = positions[0] < 0
-        windows = self._file.windows(self._start + positions[0] * ~first, context_length + 1).T
+        windows = self._kept.windows(self._start + positions[0] * ~first, context_length + 1).T
         windows[:, first] = self.array.take(positions[:, first], mode="clip")
         return windows
 
@@ -190,23 +185,24 @@ def load(
     reader = Reader(sources, documents, progress)
     if cache is None and reader.size > LARGE:
         cache = token_cache.default_folder()
+    keep = partial(token_cache.keep, cache, reader.sha256, documents)
     # The text is divided, and merges are learned and applied, where its bytes are its tokens.
-    recipe: list[Any] = [reader.sha256, documents]
-    byte_tokens = ByteTokenizer().encode_stream(reader.characters())
-    whole = _keep(byte_tokens, ByteTokenizer(), cache, recipe)
+    plain = ByteTokenizer()
+    whole = Tokens(keep(blocks=plain.encode_stream(reader.characters())), plain)
     if not len(whole):
         raise MinigenError(
             f"the text must hold a document (got {reader.size} bytes, all of them line ends or "
             "blank lines)"
         )
-    recipe.append(float(validation_fraction))
-    parts = _divide(whole, validation_fraction, cache, recipe)
+    keep = partial(keep, float(validation_fraction))
+    parts = _divide(whole, validation_fraction, keep)
     if tokenizer is None:
-        tokenizer = _learn(parts[0], vocab_size, cache, [*recipe, vocab_size], reader.report)
+        tokenizer = _learn(parts[0], vocab_size, keep, reader.report)
     if tokenizer.merges:
         for i, phase in enumerate(("encoding", "encoding validation")):
-            tokens = tokenizer.encode_stream(_characters(parts[i], partial(reader.report, phase)))
-            parts[i] = _keep(tokens, tokenizer, cache, [*recipe, tokenizer.state(), phase])
+            blocks = tokenizer.encode_stream(_characters(parts[i], partial(reader.report, phase)))
+            kept = keep(tokenizer.state(), phase, blocks=blocks, dtype=tokenizer.dtype)
+            parts[i] = Tokens(kept, tokenizer)
     training, validation = parts
     return Corpus(training, validation, tokenizer, reader.sha256, name)
 
@@ -218,33 +214,15 @@ def from_memory(text: Text | Texts, *, documents: Documents = "file", **options:
     return load([in_memory(document) for document in text], documents="file", **options)
 
 
-def _keep(
-    blocks: Iterable[NDArray[Any]],
-    tokenizer: ByteTokenizer,
-    cache: Path | None,
-    recipe: list[Any],
-) -> Tokens:
-    """Return tokens that come in blocks, in memory or in a file of the cache."""
-    if cache is None:
-        return Tokens(np.concatenate(list(blocks)), tokenizer)
-    path = token_cache.path_of(cache, recipe, "tokens")
-    file = token_cache.keep(path, tokenizer.dtype, blocks)
-    return Tokens(file.array, tokenizer, file)
-
-
-def _divide(
-    whole: Tokens, validation_fraction: float, cache: Path | None, recipe: list[Any]
-) -> list[Tokens]:
+def _divide(whole: Tokens, validation_fraction: float, keep: Callable[..., Kept]) -> list[Tokens]:
     """Return the training and the validation part of the tokens of bytes.
 
     The ``<|endoftext|>`` between two documents belongs to both parts.
     """
-    cut = last = len(whole)
-    if any((block == END_OF_TEXT).any() for block in whole.part(1, last).blocks()):
-        held_out = round(last * validation_fraction)
-        if held_out:
-            cut = _nearest_end(whole, max(last - held_out, 1))
-    else:  # one document: cut before the last character that begins in time
+    last = len(whole)
+    held_out = round(last * validation_fraction)
+    cut = _nearest_end(whole, max(last - held_out, 1))
+    if cut is None:  # one document: cut before the last character that begins in time
         ideal = last - round((last - 1) * validation_fraction)
         low = max(ideal - 3, 1)
         near = whole.read(low, ideal + 1)
@@ -255,16 +233,18 @@ def _divide(
             training = chain(whole.part(0, inside).blocks(), [end])
             validation = chain([end], whole.part(inside, last + 1).blocks())
             return [
-                _keep(training, ByteTokenizer(), cache, [*recipe, "training"]),
-                _keep(validation, ByteTokenizer(), cache, [*recipe, "validation"]),
+                Tokens(keep("training", blocks=training), ByteTokenizer()),
+                Tokens(keep("validation", blocks=validation), ByteTokenizer()),
             ]
+    if cut is None or not held_out:
+        cut = last
     return [whole.part(0, cut + 1), whole.part(cut, last + 1)]
 
 
-def _nearest_end(whole: Tokens, ideal: int) -> int:
-    """Return the index of the ``<|endoftext|>`` inside that is nearest: there must be one."""
-    last, reach = len(whole), 0
-    while True:  # outwards
+def _nearest_end(whole: Tokens, ideal: int) -> int | None:
+    """Return the index of the ``<|endoftext|>`` inside that is nearest, of two the first."""
+    last = len(whole)
+    for reach in range(0, last, BLOCK):  # outwards
         before = max(ideal - reach - BLOCK, 1), max(ideal - reach, 1)
         after = min(ideal + reach, last), min(ideal + reach + BLOCK, last)
         found = [
@@ -274,7 +254,7 @@ def _nearest_end(whole: Tokens, ideal: int) -> int:
         ]
         if found:
             return min(found, key=lambda at: abs(at - ideal))
-        reach += BLOCK
+    return None
 
 
 def _characters(part: Tokens, report: Callable[[int, int], None]) -> Iterator[str]:
@@ -283,29 +263,24 @@ def _characters(part: Tokens, report: Callable[[int, int], None]) -> Iterator[st
     for block in part.blocks():
         yield block.astype("<u2").tobytes().decode("utf-16-le")
         done += len(block)
-        report(done, len(part.array))
+        report(done, len(part) + 1)
 
 
 def _learn(
-    training: Tokens,
-    vocab_size: int,
-    cache: Path | None,
-    recipe: list[Any],
-    report: Progress,
+    training: Tokens, vocab_size: int, keep: Callable[..., Kept], report: Progress
 ) -> ByteTokenizer:
     """Learn merges from a training part of bytes, or find them in the cache."""
     if vocab_size <= BYTE_VOCABULARY:
         return ByteTokenizer.train([], vocab_size)
-    path = cache and token_cache.path_of(cache, recipe, "merges")
-    if path:
-        with suppress(MinigenError):
-            return ByteTokenizer.from_state(json.loads(token_cache.read(path)))
-    texts = _characters(training, partial(report, "learning merges"))
-    tokenizer = ByteTokenizer.train_stream(_sample(texts, len(training)), vocab_size)
-    if path:
-        with token_cache.writing(path) as write:
-            write(json.dumps(tokenizer.state()).encode())
-    return tokenizer
+
+    def learned() -> Iterator[NDArray[Any]]:
+        texts = _characters(training, partial(report, "learning merges"))
+        tokenizer = ByteTokenizer.train_stream(_sample(texts, len(training)), vocab_size)
+        yield np.array(tokenizer.merges, "<u4").ravel()
+
+    kept = keep("merges", vocab_size, blocks=learned(), dtype=np.dtype("<u4"))
+    pairs = Tokens(kept, ByteTokenizer()).array.reshape(-1, 2)
+    return ByteTokenizer([(left, right) for left, right in pairs.tolist()])
 
 
 def _sample(texts: Iterable[str], size: int) -> Iterator[str]:

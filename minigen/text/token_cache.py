@@ -9,8 +9,8 @@ import mmap
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,6 +24,7 @@ from minigen.paths import expand, home_is_known
 _FORMAT = "minigen tokens 4"
 _SEAL = hashlib.sha256().digest_size
 _READ = 1 << 20
+_BYTES = np.dtype("<u2")
 
 
 def default_folder() -> Path:
@@ -39,20 +40,6 @@ def default_folder() -> Path:
         "the tokens of a text above 64 MB are kept in a folder, and there is no home for it: set "
         f"MINIGEN_CACHE to a folder with room (it is {os.environ.get('MINIGEN_CACHE', '')!r})"
     )
-
-
-def path_of(folder: Path, recipe: list[Any], kind: str) -> Path:
-    """Return where the file of this kind is that a recipe makes."""
-    key = json.dumps([_FORMAT, *recipe]).encode()
-    return folder / f"{hashlib.sha256(key).hexdigest()}.{kind}"
-
-
-def read(path: Path) -> bytes:
-    """Return the content of a file; raises MinigenError where there is none that is whole."""
-    with explained(f"cannot read {path}"), path.open("rb") as file:
-        size = _check(file, path)
-        file.seek(0)
-        return file.read(size)
 
 
 class TokenFile:
@@ -73,25 +60,22 @@ class TokenFile:
         """Let a copy, or a pickle, open the file again."""
         return TokenFile, (self._path, self.array.dtype)
 
-    def read(self, start: int, stop: int) -> NDArray[Any]:
-        """Return the tokens from ``start`` to before ``stop``, in memory of their own.
+    def windows(self, starts: NDArray[np.int64], width: int) -> NDArray[Any]:
+        """Return ``width`` tokens from each start on (N, width), in memory of their own.
 
         A page of the map, with up to 2 MB around it, counts as memory of this process once it is
         touched, and to map it takes longer than to read it.
         """
-        with explained(f"cannot read {self._path}"), self._seeking:
-            self._file.seek(start * self.array.itemsize)
-            data = self._file.read((stop - start) * self.array.itemsize)
-            return np.frombuffer(data, self.array.dtype)
-
-    def windows(self, starts: NDArray[np.int64], width: int) -> NDArray[Any]:
-        """Return ``width`` tokens from each start on (N, width)."""
-        size, read = width * self.array.itemsize, []
+        read = []
         with explained(f"cannot read {self._path}"), self._seeking:
             for place in (starts * self.array.itemsize).tolist():
                 self._file.seek(place)
-                read.append(self._file.read(size))
-        return np.frombuffer(bytearray().join(read), self.array.dtype).reshape(-1, width)
+                read.append(self._file.read(width * self.array.itemsize))
+            tokens = np.frombuffer(bytearray().join(read), self.array.dtype)
+            return tokens.reshape(len(starts), width)
+
+
+Kept = NDArray[Any] | TokenFile
 
 
 def _check(file: IO[bytes], path: Path) -> int:
@@ -107,31 +91,31 @@ def _check(file: IO[bytes], path: Path) -> int:
     return size
 
 
-def keep(path: Path, dtype: np.dtype[Any], blocks: Iterable[NDArray[Any]]) -> TokenFile:
-    """Open a token file; where there is none that is whole, it is made of ``blocks``."""
+def keep(
+    folder: Path | None,
+    *recipe: object,
+    blocks: Iterable[NDArray[Any]],
+    dtype: np.dtype[Any] = _BYTES,
+) -> Kept:
+    """Return tokens that come in blocks: in a file of the folder, or, without one, in memory.
+
+    The file is found again by its recipe, which is all that the blocks depend on. Raises
+    MinigenError where there is no room, or no right.
+    """
+    if folder is None:
+        return np.concatenate(list(blocks))
+    key = json.dumps([_FORMAT, *recipe]).encode()
+    path = folder / f"{hashlib.sha256(key).hexdigest()}.tokens"
     with suppress(MinigenError):
         return TokenFile(path, dtype)
-    with writing(path) as write:
-        for block in blocks:
-            write(block.astype(dtype, copy=False).tobytes())
-    return TokenFile(path, dtype)
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[Callable[[bytes], None]]:
-    """Write a file of the cache, piece by piece: a reader finds all of it or nothing.
-
-    Raises MinigenError where there is no room, or no right.
-    """
     cure = "; set MINIGEN_CACHE to a folder with room"
-    with explained(f"cannot keep tokens in {path.parent}", cure):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with explained(f"cannot keep tokens in {folder}", cure):
+        folder.mkdir(parents=True, exist_ok=True)
+        digest = hashlib.sha256(path.name.encode())
         with replacing(path) as file:
-            digest = hashlib.sha256(path.name.encode())
-
-            def write(data: bytes) -> None:
+            for block in blocks:
+                data = block.astype(dtype, copy=False).tobytes()
                 digest.update(data)
                 file.write(data)
-
-            yield write
             file.write(digest.digest())
+    return TokenFile(path, dtype)

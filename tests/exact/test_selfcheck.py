@@ -211,6 +211,6 @@ def test_tokens_become_text_and_files_in_one_byte_order(tmp_path):
     ]
     assert texts == ["Once, a fox"] * 2
     for name, array in (("a", tokens), ("b", swapped(tokens))):
-        token_cache.keep(tmp_path / name / "x.tokens", np.dtype("<u2"), [array])
-    a, b = ((tmp_path / name / "x.tokens").read_bytes() for name in "ab")
+        token_cache.keep(tmp_path / name, "a recipe", blocks=[array])
+    a, b = (next((tmp_path / name).iterdir()).read_bytes() for name in "ab")
     assert a == b
