@@ -16,14 +16,14 @@ import tomllib
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, Literal
 
 from minigen.errors import MinigenError, OptionError
-from minigen.text import token_cache
+from minigen.files import explained
 from minigen.text.tokenizer import END_OF_TEXT_CHARACTER, Text, characters
 
 Documents = Literal["file", "paragraph", "line"]
@@ -43,6 +43,9 @@ _LINE_END = re.compile(rb"\r{0,2}\n|\r")
 # A line ends in LF, CR LF, CR CR LF or CR. The look ahead and what gives nothing back (?> +) make
 # it fast.
 _BLANK_LINES = re.compile(r"(?>\r{0,2}\n|\r)(?=[ \t\r\n])(?:[ \t]*+(?>\r{0,2}\n|\r))++")
+
+_UNMEANT = re.compile(r"\.|[0-9a-f]{64}\.(tokens|merges)$")
+"""The name of a file or folder that is hidden, or of a file of the token cache."""
 
 # What a file that is no text begins with.
 _SIGNATURES = {
@@ -70,7 +73,7 @@ class Source:
 
     def blocks(self) -> Iterator[bytes]:
         """Yield the bytes from the first on; raises MinigenError where they cannot be read."""
-        with _reading(self.name), self.open() as file:
+        with explained(f"cannot read {self.name}"), self.open() as file:
             file.seek(0)
             while block := file.read(BLOCK):
                 yield block
@@ -104,29 +107,30 @@ def find(path: str | Path) -> list[Source]:
     """Return the files that a path stands for: itself, or those in a folder and below.
 
     ``"-"`` is standard input. In a folder, regular files count that are not hidden; folders of runs
-    and the cache, which a training makes, do not, nor do links to folders: of those, and of runs,
-    a warning tells. The order is that of the relative paths as bytes. Raises MinigenError where
-    there is no file.
+    and files of the cache, which a training makes, do not, nor do links to folders: of those, and
+    of runs, a warning tells. The order is that of the relative paths as bytes. Raises MinigenError
+    where there is no file.
     """
     if str(path) == "-":
         return [_spooled("standard input", sys.stdin.buffer)]
-    files = [path := Path(path)]
-    with _reading(str(path)):
-        if path.is_dir():
-            files = sorted(_visible(path), key=lambda file: os.fsencode(file.relative_to(path)))
-            if not files:
-                raise MinigenError(f"folder {path} has no files (hidden ones do not count)")
-        elif path.exists() and not path.is_file():
+    path = Path(path)
+    with explained(f"cannot read {path}"):
+        if not path.is_dir():
+            if path.is_file() or not path.exists():
+                return [_on_disk(path)]
             with path.open("rb") as pipe:
                 return [_spooled(str(path), pipe)]
-        return [_on_disk(file) for file in files]
+    files = sorted(_visible(path), key=lambda file: os.fsencode(file.relative_to(path)))
+    if not files:
+        raise MinigenError(f"folder {path} has no files (hidden ones do not count)")
+    return [*map(_on_disk, files)]
 
 
 def _on_disk(path: Path) -> Source:
     def open_() -> IO[bytes]:
-        return open(path, "rb", buffering=0, opener=_open)
+        return open(path, "rb", opener=_open)
 
-    with open_() as file:
+    with explained(f"cannot read {path}"), open_() as file:
         return Source(str(path), os.fstat(file.fileno()).st_size, open_)
 
 
@@ -142,20 +146,19 @@ def _visible(root: Path) -> Iterator[Path]:
     while unread:
         folder = unread.pop()
         with _entries(folder) as entries:
-            names = {entry.name: entry for entry in entries if not entry.name.startswith(".")}
-            if folder != root and _is_cache(folder):
-                continue
+            names = {entry.name: entry for entry in entries if not _UNMEANT.match(entry.name)}
             if folder != root and _is_run(folder, names):
                 left_out.append(f"{folder} is a run")
                 continue
             for name, entry in names.items():
                 path = folder / name
-                if entry.is_dir(follow_symlinks=False):
-                    unread.append(path)
-                elif entry.is_dir():
-                    left_out.append(f"{path} is a link to a folder")
-                elif stat.S_ISREG(entry.stat().st_mode):  # a link to nothing is an error
-                    yield path
+                with explained(f"cannot read {path}"):  # which a link to nothing cannot be
+                    if entry.is_dir(follow_symlinks=False):
+                        unread.append(path)
+                    elif entry.is_dir():
+                        left_out.append(f"{path} is a link to a folder")
+                    elif stat.S_ISREG(entry.stat().st_mode):
+                        yield path
     if left_out:
         more = f", and {len(left_out) - 1} more" if len(left_out) > 1 else ""
         warnings.warn(f"left out of the text: {left_out[0]}{more}", stacklevel=2)
@@ -175,30 +178,19 @@ def _is_run(folder: Path, names: dict[str, Any]) -> bool:
     return {"run", "corpus", "tokenizer", "model", "training", "optimizer"} <= tables.keys()
 
 
-def _is_cache(folder: Path) -> bool:
-    try:
-        return os.path.samefile(folder, token_cache.default_folder())
-    except (OSError, MinigenError):
-        return False
-
-
 @contextmanager
 def _entries(folder: Path) -> Iterator[Iterator[os.DirEntry[str]]]:
     """Give the entries of a folder, however long its path is."""
-    descriptor = None
-    try:
-        entries = os.scandir(folder)
-    except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
-            raise
-        descriptor = _open(os.fspath(folder), os.O_RDONLY)
-        entries = os.scandir(descriptor)
-    try:
-        with entries:
-            yield entries
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
+    with explained(f"cannot read {folder}"), ExitStack() as stack:
+        try:
+            entries = os.scandir(folder)
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            descriptor = _open(os.fspath(folder), os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            entries = os.scandir(descriptor)
+        yield stack.enter_context(entries)
 
 
 def _open(path: str, flags: int) -> int:
@@ -219,36 +211,12 @@ def _open(path: str, flags: int) -> int:
 def _spooled(name: str, stream: IO[bytes]) -> Source:
     """Keep what can be read only once: in memory or, where it is large, in a temporary file."""
     spool = tempfile.SpooledTemporaryFile(LARGE)  # noqa: SIM115 (lives as long as the source)
-    with _reading(name):
+    with explained(f"cannot read {name}"):
         while block := stream.read(BLOCK):
             spool.write(block)
     source = Source(name, spool.tell(), lambda: nullcontext(spool))
     weakref.finalize(source, spool.close)
     return source
-
-
-@contextmanager
-def _reading(name: str) -> Iterator[None]:
-    """Turn what the system says of a file that cannot be read into one line."""
-    try:
-        yield
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        name = getattr(error, "filename", None) or name
-        cause = getattr(error, "strerror", None) or error
-        raise MinigenError(f"cannot read {name}: {cause}") from error
-
-
-def _without_mark(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """Take a byte-order mark off the start of a file, wherever its blocks are cut."""
-    start = b""
-    for block in blocks:
-        start += block
-        if len(start) >= len(MARK):
-            yield start.removeprefix(MARK)
-            break
-    else:
-        yield start
-    yield from blocks
 
 
 class Reader:
@@ -281,10 +249,7 @@ class Reader:
             )
 
     def _measure(self) -> tuple[int, str]:
-        expected, size = 0, 0
-        for source in self._sources:
-            expected += source.size
-        strange = []
+        expected, size, strange = sum(source.size for source in self._sources), 0, []
         for source in self._sources:
             digest = hashlib.sha256()
             for i, block in enumerate(source.blocks()):
@@ -317,17 +282,9 @@ class Reader:
         done, digests = 0, []
         for source in self._sources:
             held, digest = edge, hashlib.sha256()
-
-            def read(source: Source = source, digest: Any = digest) -> Iterator[bytes]:
-                nonlocal done
-                for block in source.blocks():
-                    digest.update(block)
-                    yield block
-                    done += len(block)
-                    self.report("reading", done, self.size)
-
-            for block in _without_mark(read()):
-                text = held + block.decode("latin-1")
+            for i, block in enumerate(source.blocks()):
+                digest.update(block)
+                text = held + (block if i else block.removeprefix(MARK)).decode("latin-1")
                 body = text
                 if self.documents == "paragraph":  # what closes one may go on in the next block
                     body = text.rstrip(" \t\r\n")
@@ -335,6 +292,8 @@ class Reader:
                 if len(held) > BLOCK:  # however long it becomes, it means no more than this
                     held = _BLANK_LINES.sub("\n\n", held)
                 yield self._mark(body)
+                done += len(block)
+                self.report("reading", done, self.size)
             digests.append(digest.digest())
             yield self._mark(held + edge)
         if digests != self._digests:

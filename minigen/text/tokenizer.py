@@ -10,6 +10,7 @@ import codecs
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -47,11 +48,11 @@ _LONGEST_WORD = 61
 _REMEMBERED_WORDS = 1 << 17
 
 
+@dataclass(frozen=True, eq=False)
 class Encoding:
     """The ids of one text: ``array`` (T,) of an unsigned type, ``ids`` the same as a list."""
 
-    def __init__(self, array: NDArray[Any]) -> None:
-        self.array = array
+    array: NDArray[Any]
 
     def __len__(self) -> int:
         return len(self.array)
@@ -59,8 +60,7 @@ class Encoding:
     @property
     def ids(self) -> list[int]:
         """The ids as Python integers."""
-        ids: list[int] = self.array.tolist()
-        return ids
+        return list(self.array.tolist())
 
 
 class ByteTokenizer:
@@ -131,13 +131,11 @@ class ByteTokenizer:
         encodings = self._library.encode_batch_fast(texts, add_special_tokens=False)
         for part, encoding in zip(lists, encodings, strict=True):
             ids = np.array(encoding.ids, self.dtype)
-            ends = np.flatnonzero(ids == END_OF_TEXT).tolist()
-            if END_OF_TEXT_CHARACTER in part:
-                ends.remove(ends[part.index(END_OF_TEXT_CHARACTER)])
-            data, width, start = ids.tobytes(), self.dtype.itemsize, 0
-            for word, end in zip(part, ends, strict=True):
-                known[word] = data[start * width : end * width]
-                start = end + 1
+            behind = np.flatnonzero(ids == END_OF_TEXT) + 1
+            if END_OF_TEXT_CHARACTER in part:  # a word of its own, behind which no list goes on
+                behind = np.delete(behind, part.index(END_OF_TEXT_CHARACTER))
+            for word, tokens in zip(part, np.split(ids, behind), strict=False):
+                known[word] = tokens[:-1].tobytes()
 
     @cached_property
     def _library(self) -> "Tokenizer":
@@ -160,15 +158,13 @@ class ByteTokenizer:
 
         Raises OptionError for an id that is not an integer from 0 to vocab_size - 1.
         """
-        array = np.atleast_1d(np.asarray(ids))
+        array = np.asarray(ids)
         if array.ndim > 1:
             raise OptionError(f"token ids must be one list (got shape {array.shape}); decode each")
-        if array.size == 0:
-            return b""
-        if array.dtype.kind not in "iu":
+        if array.size and array.dtype.kind not in "iu":
             raise OptionError(f"token ids must be integers (got {array.dtype})")
         require_tokens(array, self.vocab_size)
-        return b"".join(map(self._bytes.__getitem__, array.tolist()))
+        return b"".join(map(self._bytes.__getitem__, array.ravel().tolist()))
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes of one id; raises OptionError as ``decode`` does."""
