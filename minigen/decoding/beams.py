@@ -89,13 +89,17 @@ def search(
     stuck: list[Found] = []
     contexts = padded_contexts([prompt_ids], model.context_length)  # (B, K)
     history = policy.history([prompt_ids], model.vocab_size)
+
+    def found(beam: Beam, dead_end: DeadEndError | None = None) -> Found:
+        power = length_power(len(beam.token_ids), length_penalty)
+        return Found(beam.total / power, beam.token_ids, dead_end)
+
     for n in range(1, max_new_tokens + 1):
         own = head.log_softmax(model.logits(contexts))  # (B, V)
         log_p, dead = policy.adjust(own, history)
         if dead is not None and not finished:
             for i in np.flatnonzero(dead).tolist():
-                score = beams[i].total / length_power(n - 1, length_penalty)
-                stuck.append(Found(score, beams[i].token_ids, policy.dead_end(own, history, i)))
+                stuck.append(found(beams[i], policy.dead_end(own, history, i)))
         with np.errstate(over="ignore"):
             totals = np.array([beam.total for beam in beams])[:, None] + log_p  # (B, V)
         going_on: list[Beam] = []
@@ -107,8 +111,7 @@ def search(
             stopped = cut and n >= policy.min_new_tokens
             if token == end_of_text or stopped or n == max_new_tokens:
                 if rank < num_beams:
-                    score = beam.total / length_power(n, length_penalty)
-                    finished.append(Found(score, beam.token_ids))
+                    finished.append(found(beam))
             elif len(going_on) < num_beams:
                 going_on.append(beam)
                 parents.append(parent)
@@ -122,10 +125,7 @@ def search(
         contexts = np.column_stack([contexts[parents][:, 1:], tokens])
     if not finished and not stuck:
         overflow = DeadEndError("the penalties add up beyond the largest float; make them smaller")
-        stuck = [
-            Found(beam.total / length_power(n - 1, length_penalty), beam.token_ids, overflow)
-            for beam in beams
-        ]
+        stuck = [found(beam, overflow) for beam in beams]
     return finished or sorted(stuck, key=lambda text: -text.score)[:1]
 
 

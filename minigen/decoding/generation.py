@@ -3,13 +3,12 @@
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from functools import cache
-from itertools import islice
+from itertools import islice, repeat
 from numbers import Integral
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from minigen.decoding.history import History
 from minigen.decoding.policy import DeadEndError, Policy
 from minigen.errors import MinigenError, OptionError
 from minigen.exact.arithmetic import Floats, Integers
@@ -181,20 +180,18 @@ class Row:
         """
         self.token_ids.append(token)
         data, full = self._token_bytes(token), len(self.token_ids) == self._most
+        reason: FinishReason | None = None
         if self._is_free and self._decoder.is_between and data.isascii() and data and not full:
             text = data.decode("ascii")  # the most frequent case, and the fastest
-            self._pieces.append(text)
-            return Piece(self.index, token, text, None)
-        may_stop = len(self.token_ids) >= self._task.policy.min_new_tokens
-        text, stopped = self._writer.push(data, may_stop)
-        if not (full or stopped or token == END_OF_TEXT):
-            self._pieces.append(text)
-            return Piece(self.index, token, text, None)
-        text += self._writer.close(stopped)
+        else:
+            may_stop = len(self.token_ids) >= self._task.policy.min_new_tokens
+            text, stopped = self._writer.push(data, may_stop)
+            if full or stopped or token == END_OF_TEXT:
+                text += self._writer.close(stopped)
+                reason = "stop" if stopped else "length"
+                reason = "end_of_text" if token == END_OF_TEXT else reason
         self._pieces.append(text)
-        reason: FinishReason = "stop" if stopped else "length"
-        reason = "end_of_text" if token == END_OF_TEXT else reason
-        return Piece(self.index, token, text, self.finish(reason, **facts))
+        return Piece(self.index, token, text, self.finish(reason, **facts) if reason else None)
 
     def finish(self, reason: FinishReason, **facts: Any) -> Continuation:
         """Return the record of the finished text."""
@@ -281,19 +278,16 @@ def check_count(name: str, count: int) -> None:
         raise OptionError(f"{name} must be a whole number, at least 1 (got {count!r})")
 
 
-def check_prompts(prompts: Iterable[Text]) -> None:
-    """Refuse one text where several are expected: it would be taken letter by letter."""
-    if isinstance(prompts, Text):
+def check_prompts(
+    prompts: Iterable[Any], policy: Policy, streams: Iterable[Any] | None, takes: str
+) -> None:
+    """Refuse one text for several, and other streams than one a prompt, where both are known."""
+    if isinstance(prompts, Text):  # it would be taken letter by letter
         raise OptionError(f"prompts must be a list of texts (got {prompts!r}); write [{prompts!r}]")
-
-
-def check_streams(prompts: Iterable[Any], streams: Iterable[Any] | None, takes: str) -> None:
-    """Refuse another number of streams than of prompts, where both are known."""
-    if streams is None or (
-        isinstance(prompts, Sized) and isinstance(streams, Sized) and len(prompts) != len(streams)
-    ):
-        count = len(prompts) if isinstance(prompts, Sized) else "the"
-        given = len(streams) if isinstance(streams, Sized) else "none"
+    count = len(prompts) if isinstance(prompts, Sized) else "the"
+    given = len(streams) if isinstance(streams, Sized) else "none"
+    is_known = streams is None or (isinstance(prompts, Sized) and isinstance(streams, Sized))
+    if not policy.greedy and is_known and count != given:
         raise OptionError(f"each of {count} prompts takes {takes} (got {given})")
 
 
@@ -317,72 +311,57 @@ def generate(
     MinigenError.
     """
     task = Task(model, tokenizer, policy, max_new_tokens, stop, log_probabilities)
-    check_prompts(prompts)
-    if not policy.greedy:
-        check_streams(prompts, streams, "a stream of its own")
+    takes = "a stream of its own"
+    check_prompts(prompts, policy, streams, takes)
     height = max(1, min(_MOST_ROWS, _MOST_LOGITS // model.vocab_size))
 
     def batches() -> Iterator[Piece]:
-        numbered, words = enumerate(prompts), iter(streams or ())
-        while part := list(islice(numbered, height)):
-            rows = [Row(task, i, prompt) for i, prompt in part]
-            source = None
-            if not policy.greedy:
-                own = list(islice(words, len(rows)))
-                check_streams(rows, own, "a stream of its own")
-                source = WordSource(own)
-            yield from _generate(model, policy, rows, source)
+        rows = (Row(task, i, prompt) for i, prompt in enumerate(prompts))
+        words = repeat(Stream(0, "unread")) if policy.greedy else iter(streams or ())
+        while batch := list(islice(rows, height)):
+            own = list(islice(words, len(batch)))
+            check_prompts(batch, policy, own, takes)
+            yield from _generate(task, batch, WordSource(own))
 
     return batches()
 
 
-@dataclass
-class _Batch:
-    """Texts in the making, a row each: contexts (R, K), history, streams."""
-
-    rows: list[Row]
-    contexts: Integers
-    history: History
-    words: WordSource | None
-
-    def select(self, rows: list[int]) -> None:
-        """Go on with these rows."""
-        self.rows = [self.rows[row] for row in rows]
-        self.contexts = self.contexts[rows]
-        self.history.select(rows)
-        if self.words:
-            self.words.select(rows)
-
-
-def _generate(
-    model: LanguageModel, policy: Policy, rows: list[Row], words: WordSource | None
-) -> Iterator[Piece]:
+def _generate(task: Task, rows: list[Row], words: WordSource) -> Iterator[Piece]:
+    """Continue the texts of a batch, a row each; those that end leave it."""
+    model, policy = task.model, task.policy
     prompts = [row.prompt_ids for row in rows]
-    contexts = padded_contexts(prompts, model.context_length)
-    batch = _Batch(rows, contexts, policy.history(prompts, model.vocab_size), words)
-    while batch.rows:
-        logits = model.logits(batch.contexts)
-        z, dead = policy.adjust(logits, batch.history)
+    contexts = padded_contexts(prompts, model.context_length)  # (R, K)
+    history = policy.history(prompts, model.vocab_size)
+
+    def keep(staying: list[int]) -> None:
+        nonlocal rows, contexts
+        rows, contexts = [rows[i] for i in staying], contexts[staying]
+        history.select(staying)
+        words.select(staying)
+
+    while rows:
+        logits = model.logits(contexts)
+        z, dead = policy.adjust(logits, history)
         if dead is not None:
             for i in np.flatnonzero(dead).tolist():
-                yield batch.rows[i].give_up(policy.dead_end(logits, batch.history, i))
-            batch.select(np.flatnonzero(~dead).tolist())
+                yield rows[i].give_up(policy.dead_end(logits, history, i))
+            keep(np.flatnonzero(~dead).tolist())
             z = z[~dead]
-            if not batch.rows:
+            if not rows:
                 return
-        tokens = policy.pick(z, batch.words.take() if batch.words else None)
-        batch.contexts[:, :-1] = batch.contexts[:, 1:]
-        batch.contexts[:, -1] = tokens
+        tokens = policy.pick(z, words.take)
+        contexts[:, :-1] = contexts[:, 1:]
+        contexts[:, -1] = tokens
         chosen = tokens.tolist()
-        batch.history.append(chosen)
+        history.append(chosen)
         ended = []
-        for row, token in zip(batch.rows, chosen, strict=True):
+        for row, token in zip(rows, chosen, strict=True):
             piece = row.push(token)
             if piece.continuation:
                 ended.append(row)
             yield piece
         if ended:
-            batch.select([i for i, row in enumerate(batch.rows) if row not in ended])
+            keep([i for i, row in enumerate(rows) if row not in ended])
 
 
 def complete(pieces: Iterator[Piece]) -> list[Continuation]:

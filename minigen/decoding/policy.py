@@ -7,10 +7,10 @@ and the option of the command line, the config key, their help and checks follow
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
-from functools import cached_property
+from functools import cached_property, partial
 from math import inf, isfinite, ulp
 from numbers import Integral, Real
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -51,12 +51,16 @@ def draw(w: Floats, words: Words) -> Integers:
 
 
 class Number(NamedTuple):
-    """A number in a range, as ``rule`` says; ``cure`` tells how to leave the option out."""
+    """A number in a range, as ``rule`` says; ``cure`` tells how to leave the option out.
+
+    ``off``, here and below, is a value beside None and the default that switches an option off.
+    """
 
     lowest: float
     highest: float
     rule: str
-    cure: str
+    cure: str = "leave it out to switch it off"
+    off: float | None = None
 
     def check(self, name: str, value: Any) -> float:
         """Return the value as a float; raises OptionError."""
@@ -72,6 +76,7 @@ class Whole(NamedTuple):
     """A whole number from 0 on."""
 
     cure: str = "0 is off"
+    off: int = 0
 
     def check(self, name: str, value: Any) -> int:
         """Return the value as an int; raises OptionError."""
@@ -90,6 +95,7 @@ class Ids(NamedTuple):
     """Token ids, each of them ``item`` in an error."""
 
     item: str
+    off: None = None
 
     def check(self, name: str, value: Any) -> tuple[int, ...]:
         """Return the ids as a tuple; raises OptionError."""
@@ -103,6 +109,7 @@ class Biases(NamedTuple):
 
     item: str
     bias: str
+    off: None = None
 
     def check(self, name: str, value: Any) -> dict[int, float]:
         """Return {id: number}; raises OptionError."""
@@ -116,46 +123,46 @@ class Biases(NamedTuple):
         }
 
 
-_SHARE = Number(0.0, 1.0, "between 0 and 1", "leave it out to switch it off")
+_COUNT = Whole()
 _PENALTY = Number(-inf, inf, "finite", "0 is off")
-
-# What an option does: a logit rule changes or forbids, a filter works on gaps or on weights.
-Rule = Callable[[Floats, History, Any], Floats]
-GapFilter = Callable[[Floats, Any], Floats]
-WeightFilter = Callable[[Floats, Floats, Any], Floats]
+_CUTOFF = Number(0.0, 1.0, "between 0 and 1", off=0)
+_MASS = Number(0.0, 1.0, "between 0 and 1", off=1)  # with its slack, 1 would cut the tail
 
 
 @dataclass(frozen=True)
 class Option:
     """All that is known of an option beside its name, default and place: see ``Policy``.
 
-    ``help`` is its line of ``--help`` and its comment in ``fables.toml``, beside ``example``.
-    ``off`` is a value beside None and the default that switches it off. One of the functions is
-    set; ``forbids`` and ``counts`` belong to a rule: whether it only forbids tokens, and whether
-    it asks how often each one occurred.
+    ``function`` is a rule, (logits, history, value) → logits, or a filter, (gaps, value) → gaps or
+    (weights, gaps, value) → weights; those on gaps apply before those on weights. ``help`` is its
+    line of ``--help`` and its comment in ``fables.toml``, beside ``example``. A rule may say that
+    it only ``forbids`` tokens, or ``counts``: it asks how often each one occurred.
     """
 
+    works_on: Literal["logits", "gaps", "weights"]
+    function: Callable[..., Floats]
     kind: Number | Whole | Ids | Biases
-    help: str
     example: Any
-    off: Any = None
-    rule: Rule | None = None
+    help: str
     forbids: bool = False
     counts: bool = False
-    gap_filter: GapFilter | None = None
-    weight_filter: WeightFilter | None = None
 
     @property
     def samples(self) -> bool:
         """Whether it shapes what is drawn, which a search with beams never asks for."""
-        return self.rule is None
+        return self.works_on != "logits"
 
 
-def _option(default: Any, kind: Any, **rest: Any) -> Any:
-    entry = {"option": Option(kind, **rest)}
+def _option(*entry: Any, default: Any = None, **flags: Any) -> Any:
+    option = {"option": Option(*entry, **flags)}
     if isinstance(default, dict):
-        return field(default_factory=dict, metadata=entry)
-    return field(default=default, metadata=entry)
+        return field(default_factory=dict, metadata=option)
+    return field(default=default, metadata=option)
+
+
+_rule = partial(_option, "logits")
+_gap_filter = partial(_option, "gaps")
+_weight_filter = partial(_option, "weights")
 
 
 class _Step(NamedTuple):
@@ -201,123 +208,88 @@ class Policy:
     [0.375, 0.0, 0.0, 0.625]
     """
 
-    logit_bias: Mapping[int, float] = _option(
-        {},
+    logit_bias: Mapping[int, float] = _rule(
+        rules.add_bias,
         Biases("a biased token's id", "a logit bias"),
-        help="Add a number to the logit of a token id.",
-        example={"65": 1.5},
-        rule=rules.add_bias,
+        {"65": 1.5},
+        "Add a number to the logit of a token id.",
+        default={},
     )
-    repetition_penalty: float = _option(
-        1.0,
+    repetition_penalty: float = _rule(
+        rules.penalize_repetition,
         Number(ulp(0.0), inf, "greater than 0", "1 is off"),
-        help="Divide logits of tokens that occurred, in the prompt too; below 0, multiply.",
-        example=1.1,
-        rule=rules.penalize_repetition,
+        1.1,
+        "Divide logits of tokens that occurred, in the prompt too; below 0, multiply.",
+        default=1.0,
         counts=True,
     )
-    frequency_penalty: float = _option(
-        0.0,
+    frequency_penalty: float = _rule(
+        rules.penalize_frequency,
         _PENALTY,
-        help="Subtract this for each occurrence, in the prompt too.",
-        example=0.1,
-        rule=rules.penalize_frequency,
+        0.1,
+        "Subtract this for each occurrence, in the prompt too.",
+        default=0.0,
         counts=True,
     )
-    presence_penalty: float = _option(
-        0.0,
+    presence_penalty: float = _rule(
+        rules.penalize_presence,
         _PENALTY,
-        help="Subtract this once from tokens that occurred, in the prompt too.",
-        example=0.1,
-        rule=rules.penalize_presence,
+        0.1,
+        "Subtract this once from tokens that occurred, in the prompt too.",
+        default=0.0,
         counts=True,
     )
-    no_repeat_ngram_size: int | None = _option(
-        None,
-        Whole(),
-        help="Never repeat N tokens in a row, of the prompt either.",
-        example=8,
-        off=0,
-        rule=rules.forbid_repeated_ngrams,
+    no_repeat_ngram_size: int | None = _rule(
+        rules.forbid_repeated_ngrams,
+        _COUNT,
+        8,
+        "Never repeat N tokens in a row, of the prompt either.",
         forbids=True,
     )
-    suppress_tokens: Sequence[int] = _option(
-        (),
+    suppress_tokens: Sequence[int] = _rule(
+        rules.suppress,
         Ids("a suppressed token's id"),
-        help="Never choose these token ids.",
-        example=[0],
-        rule=rules.suppress,
+        [0],
+        "Never choose these token ids.",
+        default=(),
         forbids=True,
     )
-    min_new_tokens: int = _option(
-        0,
-        Whole(),
-        help="Do not end the text, by a stop string either, before so many tokens.",
-        example=1,
-        rule=rules.delay_end_of_text,
+    min_new_tokens: int = _rule(
+        rules.delay_end_of_text,
+        _COUNT,
+        1,
+        "Do not end the text, by a stop string either, before so many tokens.",
+        default=0,
         forbids=True,
     )
-    temperature: float = _option(
-        1.0,
+    temperature: float = _gap_filter(
+        filters.scale_temperature,
         Number(0.0, inf, "at least 0", "0 is greedy, 1 changes nothing"),
-        help="Divide logits by this: below 1 the likely becomes likelier; 0 is greedy.",
-        example=None,  # the config has a default of its own
-        gap_filter=filters.scale_temperature,
+        None,  # the config has a default of its own
+        "Divide logits by this: below 1 the likely becomes likelier; 0 is greedy.",
+        default=1.0,
     )
-    top_n_sigma: float | None = _option(
-        None,
-        Number(ulp(0.0), inf, "greater than 0", "leave it out to switch it off"),
-        help="Keep logits within N standard deviations of the best.",
-        example=1.5,
-        gap_filter=filters.keep_top_n_sigma,
+    top_n_sigma: float | None = _gap_filter(
+        filters.keep_top_n_sigma,
+        Number(ulp(0.0), inf, "greater than 0"),
+        1.5,
+        "Keep logits within N standard deviations of the best.",
     )
-    top_k: int | None = _option(
-        None,
-        Whole(),
-        help="Keep the K likeliest tokens.",
-        example=40,
-        off=0,
-        gap_filter=filters.keep_top_k,
+    top_k: int | None = _gap_filter(filters.keep_top_k, _COUNT, 40, "Keep the K likeliest tokens.")
+    top_p: float | None = _weight_filter(
+        filters.keep_top_p, _MASS, 0.95, "Keep the likeliest tokens up to this probability."
     )
-    top_p: float | None = _option(
-        None,
-        _SHARE,
-        help="Keep the likeliest tokens up to this probability.",
-        example=0.95,
-        off=1,  # with its slack it would cut the tail
-        weight_filter=filters.keep_top_p,
+    min_p: float | None = _weight_filter(
+        filters.keep_min_p, _CUTOFF, 0.05, "Keep tokens at least this times as likely as the best."
     )
-    min_p: float | None = _option(
-        None,
-        _SHARE,
-        help="Keep tokens at least this times as likely as the best.",
-        example=0.05,
-        off=0,
-        weight_filter=filters.keep_min_p,
+    typical_p: float | None = _weight_filter(
+        filters.keep_typical_p, _MASS, 0.95, "Keep the most typical tokens up to this probability."
     )
-    typical_p: float | None = _option(
-        None,
-        _SHARE,
-        help="Keep the most typical tokens up to this probability.",
-        example=0.95,
-        off=1,
-        weight_filter=filters.keep_typical_p,
+    epsilon_cutoff: float | None = _weight_filter(
+        filters.keep_epsilon, _CUTOFF, 0.0003, "Keep tokens of at least this probability."
     )
-    epsilon_cutoff: float | None = _option(
-        None,
-        _SHARE,
-        help="Keep tokens of at least this probability.",
-        example=0.0003,
-        off=0,
-        weight_filter=filters.keep_epsilon,
-    )
-    eta_cutoff: float | None = _option(
-        None,
-        _SHARE,
-        help="The same, lowered where the distribution is flat.",
-        example=0.0003,
-        off=0,
-        weight_filter=filters.keep_eta,
+    eta_cutoff: float | None = _weight_filter(
+        filters.keep_eta, _CUTOFF, 0.0003, "The same, lowered where the distribution is flat."
     )
 
     def __post_init__(self) -> None:
@@ -350,21 +322,14 @@ class Policy:
         }
 
     @cached_property
-    def _steps(self) -> list[_Step]:
-        """The options that are switched on, in their order."""
-        return [
-            _Step(name, value, OPTIONS[name])
-            for name, value in self.changed.items()
-            if value != OPTIONS[name].off
-        ]
-
-    @cached_property
-    def _rules(self) -> list[_Step]:
-        return [step for step in self._steps if step.option.rule]
-
-    @cached_property
-    def _filters(self) -> list[_Step]:
-        return [step for step in self._steps if not step.option.rule]
+    def _steps(self) -> dict[str, list[_Step]]:
+        """The options that are switched on, in their order, by what they work on."""
+        steps: dict[str, list[_Step]] = {"logits": [], "gaps": [], "weights": []}
+        for name, value in self.changed.items():
+            option = OPTIONS[name]
+            if value != option.kind.off:
+                steps[option.works_on].append(_Step(name, value, option))
+        return steps
 
     @cached_property
     def greedy(self) -> bool:
@@ -377,9 +342,9 @@ class Policy:
         Also says which rows are dead ends, −inf throughout; None if none is. What a model itself
         has broken (NaN, inf, nothing but −inf) raises MinigenError.
         """
-        if not self._rules:
+        if not self._steps["logits"]:
             return logits, None
-        z = _apply(self._rules, logits, history)
+        z = _apply(self._steps["logits"], logits, history)
         dead = ~np.isfinite(z.max(axis=-1))
         if not dead.any():
             return z, None
@@ -389,8 +354,8 @@ class Policy:
     def dead_end(self, logits: Floats, history: History, row: int) -> DeadEndError:
         """Say which rules left row ``row`` of the logits (R, V) no token."""
         logits, history = logits[row : row + 1], history.alone(row)
-        needed = self._rules
-        for step in self._rules:
+        needed = self._steps["logits"]
+        for step in needed:
             fewer = [other for other in needed if other is not step]
             if not np.isfinite(_apply(fewer, logits, history).max()):
                 needed = fewer
@@ -414,24 +379,19 @@ class Policy:
             one_hot[np.arange(len(z)), _best(z)] = 1.0
             return one_hot
         gap = head.gaps(z)
-        w: Floats | None = None
-        for _, value, option in self._filters:
-            if option.gap_filter:
-                gap = option.gap_filter(gap, value)
-            else:
-                assert option.weight_filter
-                w = option.weight_filter(filters.weights(gap) if w is None else w, gap, value)
-        return filters.weights(gap) if w is None else w
+        for _, value, option in self._steps["gaps"]:
+            gap = option.function(gap, value)
+        w = filters.weights(gap)
+        for _, value, option in self._steps["weights"]:
+            w = option.function(w, gap, value)
+        return w
 
-    def pick(self, z: Floats, words: Words | None) -> Integers:
-        """Choose one token a row: adjusted logits (R, V), words (R,), None for greedy → ids (R,).
+    def pick(self, z: Floats, words: Callable[[], Words]) -> Integers:
+        """Choose one token a row: adjusted logits (R, V) and, unless greedy, words (R,) → ids (R,).
 
         Every row must have a token left.
         """
-        if self.greedy:
-            return _best(z)
-        assert words is not None
-        return draw(self.weigh(z), words)
+        return _best(z) if self.greedy else draw(self.weigh(z), words())
 
     def weights(self, logits: Floats, history: History) -> Floats:
         """Apply every rule and filter: integer weights (R, V). Raises DeadEndError."""
@@ -477,25 +437,22 @@ class Policy:
         if len(rows) > 1:
             raise OptionError(f"logits must be those of one token, (V,) (got {rows.shape})")
         z = self._alive(rows, self._history(rows, history, prompt_length))
-        return int(self.pick(z, np.array([word], dtype=np.uint64))[0])
+        return int(self.pick(z, lambda: np.array([word], dtype=np.uint64))[0])
 
     def _history(self, rows: Floats, history: Sequence[int], prompt_length: int) -> History:
-        require_tokens(np.asarray(history), rows.shape[-1])
-        new_tokens = max(0, len(history) - prompt_length)
-        return self.history([history] * len(rows), rows.shape[-1], new_tokens)
+        vocab_size = rows.shape[-1]
+        self.check_ids(vocab_size)
+        require_tokens(np.asarray(history), vocab_size)
+        return self.history([history] * len(rows), vocab_size, max(0, len(history) - prompt_length))
 
     def history(
         self, texts: Sequence[Sequence[int]], vocab_size: int, new_tokens: int = 0
     ) -> History:
-        """Return the history of R texts, as far as this policy asks for it.
-
-        Raises MinigenError where the policy names a token that the vocabulary does not have.
-        """
-        self.check_ids(vocab_size)
+        """Return the history of R texts, as far as this policy asks for it."""
         return History(
             texts,
             vocab_size,
-            counts_tokens=any(step.option.counts for step in self._rules),
+            counts_tokens=any(step.option.counts for step in self._steps["logits"]),
             ngram_size=self.no_repeat_ngram_size,
             new_tokens=new_tokens,
         )
@@ -523,8 +480,7 @@ def _best(z: Floats) -> Integers:
 def _apply(steps: Sequence[_Step], z: Floats, history: History) -> Floats:
     with np.errstate(over="ignore", invalid="ignore"):  # an overflow is a dead end
         for _, value, option in steps:
-            assert option.rule
-            z = option.rule(z, history, value)
+            z = option.function(z, history, value)
     return z
 
 

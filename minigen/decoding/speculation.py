@@ -8,7 +8,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import accumulate, repeat
-from typing import Protocol
+
+import numpy as np
 
 from minigen.decoding.generation import (
     LanguageModel,
@@ -17,7 +18,6 @@ from minigen.decoding.generation import (
     Task,
     check_count,
     check_prompts,
-    check_streams,
     check_vocabulary,
     padded_contexts,
 )
@@ -28,56 +28,27 @@ from minigen.exact.streams import Stream
 from minigen.text.tokenizer import END_OF_TEXT, ByteTokenizer, Text, Texts
 
 
-class Chooser(Protocol):
-    """Who makes the choices of a round; tests put every possible outcome here."""
+class Choices:
+    """The choices of a round, by the words of two sources: ``propose`` takes one's, else the other.
 
-    def propose(self, weights: Floats) -> int:
-        """Return a token drawn with these weights (V,), for the draft."""
-        ...
+    A greedy policy's weights are one-hot: any word makes the same choice.
+    """
 
-    def accepts(self, numerator: int, denominator: int) -> bool:
-        """Return True with probability min(1, numerator/denominator)."""
-        ...
-
-    def replace(self, weights: list[int]) -> int:
-        """Return a token drawn with these weights, for the target."""
-        ...
-
-
-class SampledChoices:
-    """Choices by the words of two streams: proposals from one, all else from the other."""
-
-    def __init__(self, draft: Stream, accept: Stream):
+    def __init__(self, draft: Callable[[], int], accept: Callable[[], int]):
         self._draft, self._accept = draft, accept
 
     def propose(self, weights: Floats) -> int:
-        """Draw with one word of the draft's stream."""
-        return int(draw(weights[None], self._draft.words(1))[0])
+        """Draw a token with these weights (V,), for the draft."""
+        return int(draw(weights[None], np.array([self._draft()], dtype=np.uint64))[0])
 
     def accepts(self, numerator: int, denominator: int) -> bool:
-        """Decide with one word: u < numerator/denominator."""
-        return self._accept.word() * denominator < numerator << 64
+        """Return True with probability min(1, numerator/denominator): u < numerator/denominator."""
+        return self._accept() * denominator < numerator << 64
 
     def replace(self, weights: list[int]) -> int:
-        """Draw with one word, as ``decoding.draw`` does, from weights too large for floats."""
+        """Draw a token as ``decoding.draw`` does, from weights too large for floats."""
         cumulative = list(accumulate(weights))
-        return bisect_right(cumulative, self._accept.word() * cumulative[-1] >> 64)
-
-
-class GreedyChoices:
-    """The choices of a greedy policy, whose weights are one-hot: no word is drawn."""
-
-    def propose(self, weights: Floats) -> int:
-        """Take the one token."""
-        return int(weights.argmax())
-
-    def accepts(self, numerator: int, denominator: int) -> bool:
-        """Accept the token that the target takes too."""
-        return numerator >= denominator
-
-    def replace(self, weights: list[int]) -> int:
-        """Take the one token."""
-        return weights.index(max(weights))
+        return bisect_right(cumulative, self._accept() * cumulative[-1] >> 64)
 
 
 def acceptance(p: Floats, q: Floats, token: int) -> tuple[int, int]:
@@ -88,17 +59,19 @@ def acceptance(p: Floats, q: Floats, token: int) -> tuple[int, int]:
 def residual(p: Floats, q: Floats) -> list[int]:
     """Weights of max(0, p − q), which a refused proposal is replaced from."""
     P, Q = int(exact_sum(p)), int(exact_sum(q))
-    return [max(0, a * Q - b * P) for a, b in zip(_integers(p), _integers(q), strict=True)]
+    pairs = zip(_integers(p), _integers(q), strict=True)
+    return [max(0, a * Q - b * P) for a, b in pairs]
 
 
 def _integers(weights: Floats) -> list[int]:
-    return [int(weight) for weight in weights.tolist()]
+    integers: list[int] = weights.astype(np.int64).tolist()
+    return integers
 
 
 def speculative_round(
     draft: Callable[[list[int]], Floats],
     target: Callable[[list[int]], Iterable[Floats]],
-    choices: Chooser,
+    choices: Choices,
     num_draft_tokens: int,
 ) -> Iterator[tuple[int, bool | None]]:
     """Propose, then verify: yield each new token, and whether it was proposed and accepted.
@@ -154,11 +127,10 @@ def speculate(
             f"a draft must have the tokenizer of its target (got {draft_tokenizer.vocab_size} "
             f"tokens, other than the target's {tokenizer.vocab_size}); train both with one"
         )
-    check_prompts(prompts)
-    choices: Iterable[Chooser] = repeat(GreedyChoices())
+    check_prompts(prompts, policy, streams, "two streams")
+    choices: Iterable[Choices] = repeat(Choices(lambda: 0, lambda: 0))
     if not policy.greedy:
-        check_streams(prompts, streams, "two streams")
-        choices = (SampledChoices(*pair) for pair in streams or ())
+        choices = (Choices(*(stream.word for stream in pair)) for pair in streams or ())
     return (
         piece
         for (i, prompt), chooser in zip(enumerate(prompts), choices, strict=False)
@@ -167,7 +139,7 @@ def speculate(
 
 
 def _speculate(
-    task: Task, draft_model: LanguageModel, row: Row, choices: Chooser, num_draft_tokens: int
+    task: Task, draft_model: LanguageModel, row: Row, choices: Choices, num_draft_tokens: int
 ) -> Iterator[Piece]:
     model, policy = task.model, task.policy
     history = policy.history([row.prompt_ids], model.vocab_size)

@@ -11,7 +11,7 @@ import pytest
 
 from minigen import Config, Generator, OptionError, Policy, Run, Stream, load
 from minigen.decoding.generation import complete, generate
-from minigen.decoding.generator import _Settings
+from minigen.decoding.generator import GenerateSettings
 from minigen.decoding.policy import PolicyOptions
 from minigen.decoding.speculation import speculate
 from minigen.training.keys import SamplingTable
@@ -262,6 +262,12 @@ def test_every_option_of_a_policy_is_a_keyword_with_its_type() -> None:
     assert typed.keys() < SamplingTable.model_fields.keys()
 
 
-def test_the_overloads_of_generate_name_each_of_its_keywords() -> None:
-    own = signature(Generator.generate).parameters.keys() - {"self", "prompt", "options"}
-    assert _Settings.__annotations__.keys() - PolicyOptions.__annotations__ == own - {"num_samples"}
+def test_the_settings_of_generate_are_the_keywords_of_pieces() -> None:
+    own = signature(Generator.pieces).parameters.keys() - {"self", "prompts", "options"}
+    settings = GenerateSettings.__annotations__.keys() - PolicyOptions.__annotations__
+    assert settings == own - {"num_samples"}
+
+
+def test_a_stream_of_text_refuses_what_it_could_not_show(model: Generator) -> None:
+    with pytest.raises(OptionError, match="unknown option 'log_probabilities'"):
+        model.stream("a", log_probabilities=True)  # type: ignore[call-arg]

@@ -13,7 +13,7 @@ import pytest
 from minigen.decoding.generation import complete, generate
 from minigen.decoding.policy import Policy
 from minigen.decoding.speculation import (
-    SampledChoices,
+    Choices,
     acceptance,
     residual,
     speculate,
@@ -151,28 +151,23 @@ def test_a_round_gives_as_many_tokens_as_the_paper_expects(n):
     assert float(expected) == pytest.approx(VECTORS["expected_tokens_per_round"][str(n)], abs=1e-9)
 
 
-class Words:
-    """A fake stream that gives listed words."""
-
-    def __init__(self, *words):
-        self._words = list(words)
-
-    def word(self):
-        return self._words.pop(0)
+def choices_by(*words):
+    """Choices of which all but the proposals take the listed words."""
+    return Choices(None, iter(words).__next__)
 
 
 def test_sampled_choices_accept_exactly_the_words_below_the_ratio():
     third = 2**64 // 3  # third < 2^64/3 < third + 1
-    choices = SampledChoices(Words(), Words(0, third, third + 1, 2**64 - 1))
+    choices = choices_by(0, third, third + 1, 2**64 - 1)
     assert [choices.accepts(1, 3) for _ in range(4)] == [True, True, False, False]
-    assert SampledChoices(Words(), Words(2**64 - 1)).accepts(3, 3)
-    assert not SampledChoices(Words(), Words(0)).accepts(0, 3)
+    assert choices_by(2**64 - 1).accepts(3, 3)
+    assert not choices_by(0).accepts(0, 3)
 
 
 def test_a_replacement_never_has_a_weight_of_zero():
     words = (0, 2**63 - 1, 2**63, 2**64 - 1)
     for weights in ([0, 1, 0, 1, 0], [0, 2**104, 0, 2**104, 0]):
-        choices = SampledChoices(Words(), Words(*words))
+        choices = choices_by(*words)
         assert [choices.replace(weights) for _ in words] == [1, 1, 3, 3]
 
 
