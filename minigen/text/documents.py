@@ -94,8 +94,7 @@ def looks_like(start: bytes) -> str | None:
 def whole(data: bytes) -> bytes:
     """Return a text as it is meant: without a byte-order mark and the end of its last line."""
     data = data.removeprefix(MARK)
-    last = [*_LINE_END.finditer(data, max(0, len(data) - 3))][-1:]
-    return data[: last[0].start()] if last and last[0].end() == len(data) else data
+    return data[:-3] + re.sub(rb"(\r{0,2}\n|\r)\Z", b"", data[-3:])
 
 
 def lines(data: bytes) -> list[bytes]:
