@@ -75,6 +75,12 @@ TESTS = {  # beside those of the room that a file is in, and of the source itsel
     "minigen/cli/sweep.py": ["tests/cli", "tests/training/test_sweep.py"],
     "minigen/cli/training.py": ["tests/cli", "tests/training"],
     "minigen": ["tests/training", "tests/cli"],
+    "minigen/__init__.py": ["tests/test_front.py"],
+    "minigen/arguments.py": ["tests/test_arguments.py"],
+    "minigen/errors.py": ["tests/test_arguments.py"],
+    "minigen/files.py": ["tests/test_files.py"],
+    "minigen/paths.py": ["tests/test_files.py"],
+    "minigen/signals.py": ["tests/test_files.py"],
 }
 SOURCE = "tests/test_architecture.py"
 STRICT = ("comparison", "constant", "name", "exit status")

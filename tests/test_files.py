@@ -1,0 +1,258 @@
+"""What the system is asked for: files written whole, one owner of a folder, paths, signals."""
+
+import os
+import pwd
+import re
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minigen import files
+from minigen.errors import MinigenError
+from minigen.files import explained, own, remove_strays, replacing
+from minigen.paths import expand, home_is_known
+from minigen.signals import STOP_SIGNALS, heard_by, let_pass
+
+STRAY = re.compile(r"\.x y\.[0-9a-f]{16}\.unfinished")
+
+
+# ── One safe writer ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_file_is_replaced_by_all_of_its_content_in_the_order_that_survives_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, done = tmp_path / "x y", []
+    path.write_bytes(b"old")
+    fsync, replace = os.fsync, os.replace
+
+    def synced(descriptor: int) -> None:
+        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        done.append("folder" if is_folder else os.fstat(descriptor).st_size)
+        fsync(descriptor)
+
+    def replaced(old: str, new: Path) -> None:
+        assert (path.read_bytes(), Path(old).parent) == (b"old", tmp_path)
+        done.append("replaced")
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", replaced)
+    with replacing(path) as file:
+        (hidden,) = {entry.name for entry in tmp_path.iterdir()} - {"x y"}
+        assert STRAY.fullmatch(hidden)
+        file.write(b"new")
+        remove_strays(tmp_path)  # of one that is being written, another process keeps off
+        assert (tmp_path / hidden).exists()
+    assert done == [3, "replaced", "folder"]
+    assert [(entry.name, entry.read_bytes()) for entry in tmp_path.iterdir()] == [("x y", b"new")]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "full"), KeyboardInterrupt()])
+def test_what_fails_half_way_leaves_the_old_file_alone(tmp_path: Path, error: Any) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"old")
+
+    def fail() -> None:
+        with replacing(path) as file:
+            file.write(b"new")
+            raise error
+
+    with pytest.raises(type(error)):
+        fail()
+    assert [(entry.name, entry.read_bytes()) for entry in tmp_path.iterdir()] == [("x", b"old")]
+
+
+def test_a_name_that_another_process_took_for_a_stray_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, locked = files._lock, []
+
+    def taken(file: Any) -> bool | None:
+        locked.append(Path(file.name))
+        if len(locked) == 1:  # the other one has the lock
+            return False
+        if len(locked) == 2:  # the other one had it, and removed the file
+            locked[1].unlink()
+        return lock(file)
+
+    monkeypatch.setattr(files, "_lock", taken)
+    with replacing(tmp_path / "x") as file:
+        assert Path(file.name) == locked[-1]
+        file.write(b"new")
+    assert len(set(locked)) == 3
+    assert (tmp_path / "x").read_bytes() == b"new"
+
+
+def test_strays_are_removed_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strays = [f".x.{'0' * 16}.unfinished", f".a\nb.c.{'f' * 16}.unfinished"]
+    others = [f"x.{'0' * 16}.unfinished", f".x.{'0' * 15}.unfinished", f".{'0' * 16}.unfinished"]
+    others += [f".x.{'0' * 16}.unfinished2", f".x.{'g' * 16}.unfinished", ".x.unfinished"]
+    folder, link = f".d.{'0' * 16}.unfinished", f".l.{'0' * 16}.unfinished"
+    (tmp_path / folder).mkdir()
+    for name in (*strays, *others):
+        (tmp_path / name).touch()
+    (tmp_path / link).symlink_to(tmp_path / others[0])
+    remove_strays(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {folder, link, *others}
+    # Without locks, only what nobody has written to for an hour was surely left by the killed.
+    monkeypatch.setattr(files, "fcntl", None)
+    now = 1_000_000.0
+    monkeypatch.setattr(files.time, "time", lambda: now)
+    for name, age in zip(strays, (3600, 3601), strict=True):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (now - age, now - age))
+    remove_strays(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {folder, link, strays[0], *others}
+
+
+# ── One owner of a folder ────────────────────────────────────────────────────────────────────────
+
+ASK = "import sys; from pathlib import Path; from minigen.files import own; own(Path(sys.argv[1]))"
+
+
+def another_process(folder: Path) -> str:
+    """What another process is told that wants to own the folder; nothing where it may."""
+    done = subprocess.run([sys.executable, "-c", ASK, folder], capture_output=True, text=True)
+    return done.stderr.rpartition("MinigenError: ")[2].strip()
+
+
+@pytest.mark.skipif(files.fcntl is None, reason="locks are POSIX's")
+def test_a_folder_is_owned_as_long_as_its_owner_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
+    first = own(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert first is own(tmp_path) is own(tmp_path / "link")
+    holder = f"process {os.getpid()}" if sys.platform == "linux" else "another process"
+    assert another_process(tmp_path) == (
+        f"{tmp_path} is being written to by {holder}: wait for its end, or name another folder "
+        "with --out"
+    )
+    if sys.platform == "linux":
+        assert len(os.listdir("/proc/self/fd")) == before + 1
+        monkeypatch.setattr(files.Path, "read_text", lambda path: "1: POSIX ADVISORY\nstrange\n")
+        descriptor = os.open(tmp_path, os.O_RDONLY)
+        assert files._owner(descriptor) == "another process"
+        os.close(descriptor)
+    first = None
+    assert another_process(tmp_path) == ""
+    monkeypatch.setattr(files, "fcntl", None)
+    assert own(tmp_path) is None
+
+
+# ── What the system refuses ──────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(28, "No space left"), "cannot write: No space left; make room"),
+        (OSError("odd"), "cannot write: odd; make room"),
+        (ValueError("null byte"), "cannot write: null byte; make room"),
+        (MinigenError("says it"), "says it"),
+    ],
+)
+def test_what_the_system_refuses_is_explained_once(error: Exception, message: str) -> None:
+    with pytest.raises(MinigenError) as caught, explained("cannot write", "; make room"):
+        raise error
+    assert str(caught.value) == message
+    with pytest.raises(KeyError), explained("cannot write"):  # a fault of ours keeps its traceback
+        raise KeyError
+
+
+def test_only_a_regular_file_is_opened(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        files.opened(tmp_path / "x")
+    (tmp_path / "x").write_bytes(b"abc")
+    with files.opened(tmp_path / "x") as file:
+        assert file.read() == b"abc"
+    os.mkfifo(tmp_path / "pipe")  # nobody writes to it
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for name, why in (
+        ("pipe", "it is not a regular file"),
+        ("", "Is a directory"),
+        ("loop", "Too many levels of symbolic links"),
+    ):
+        path = tmp_path / name
+        with pytest.raises(MinigenError, match=f"^cannot read {path}: {why}$"):
+            files.opened(path)
+
+
+# ── Paths ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("home", "is_known"),
+    [("/home/of-mine", True), ("", False), ("not/absolute", False), (None, False)],
+)
+def test_a_path_of_the_home_folder_needs_one(
+    monkeypatch: pytest.MonkeyPatch, home: str | None, is_known: bool
+) -> None:
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # nor does the system know one
+    monkeypatch.setattr(pwd, "getpwnam", {}.__getitem__)
+    monkeypatch.delenv("HOME")
+    if home is not None:
+        monkeypatch.setenv("HOME", home)
+    assert home_is_known() is is_known
+    for path in ("a", "a~", "", "/x/~", "~of-nobody", "~of-nobody/x"):
+        assert expand(path) == path
+    for path in ("~", "~/", "~/a b"):
+        if is_known:
+            assert expand(path) == f"{home}{path[1:]}"
+        else:
+            message = f"{path}: ~ is not known here, for want of HOME: give the whole path"
+            with pytest.raises(MinigenError, match=re.escape(message)):
+                expand(path)
+
+
+# ── Signals ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_signals_that_stop_are_heard_but_those_that_the_launcher_ignores() -> None:
+    names = ["SIGINT", "SIGTERM", "SIGHUP", "SIGXCPU", "SIGUSR1"]
+    assert [number.name for number in STOP_SIGNALS] == names
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    heard: list[int] = []
+
+    def hear(number: int, _: Any) -> None:
+        heard.append(number)
+
+    def in_a_thread(action: Callable[[], None]) -> None:
+        thread = threading.Thread(target=action)
+        thread.start()
+        thread.join()
+
+    def stopped() -> None:
+        with heard_by(hear):
+            for number in STOP_SIGNALS:
+                signal.raise_signal(number)
+            raise KeyError
+
+    try:
+        with pytest.raises(KeyError):
+            stopped()
+        assert heard == [number for number in STOP_SIGNALS if number != signal.SIGHUP]
+        assert {number: signal.getsignal(number) for number in STOP_SIGNALS} == before
+        with heard_by(let_pass):
+            signal.raise_signal(signal.SIGTERM)
+
+        def unchanged() -> None:
+            with heard_by(hear):
+                heard.append(signal.getsignal(signal.SIGTERM) is before[signal.SIGTERM])
+
+        in_a_thread(unchanged)
+        assert heard[-1] is True
+    finally:
+        signal.signal(signal.SIGHUP, former)
