@@ -280,7 +280,7 @@ def _learn(
 
     kept = keep("merges", vocab_size, blocks=learned(), dtype=np.dtype("<u4"))
     pairs = Tokens(kept, ByteTokenizer()).array.reshape(-1, 2)
-    return ByteTokenizer([(left, right) for left, right in pairs.tolist()])
+    return ByteTokenizer.from_state({"merges": pairs.tolist()})
 
 
 def _sample(texts: Iterable[str], size: int) -> Iterator[str]:

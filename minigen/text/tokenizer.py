@@ -12,13 +12,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from minigen.arguments import checked
-from minigen.errors import MinigenError, OptionError
+from minigen.errors import MinigenError, OptionError, shown
 
 if TYPE_CHECKING:  # generation with the plain byte vocabulary never imports it
     from tokenizers import Tokenizer
@@ -218,13 +218,14 @@ class ByteTokenizer:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "ByteTokenizer":
         """Return the tokenizer of a state; raises MinigenError where it is damaged."""
-        merges = state.get("merges") if isinstance(state, Mapping) else None
-        if not isinstance(merges, list) or len(state) != 1:
-            raise MinigenError("a tokenizer must hold a list 'merges' and nothing else")
-        for pair in merges:
-            if not isinstance(pair, list) or [type(token) for token in pair] != [int, int]:
-                raise MinigenError(f"a merge must be a pair of token ids (got {pair!r})")
-        return cls([(left, right) for left, right in merges])
+        merges = state.get("merges") if isinstance(state, Mapping) and len(state) == 1 else None
+        try:
+            return cls(cast("Sequence[tuple[int, int]]", merges))
+        except OptionError:
+            raise MinigenError(
+                "a tokenizer must hold a list of pairs of token ids, 'merges', and nothing else "
+                f"(got {shown(state)})"
+            ) from None
 
 
 class TextStream:
