@@ -63,7 +63,9 @@ RULES: list[tuple[Any, str, list[Any], list[Any]]] = [  # annotation, its words,
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("hint", "words", "right", "wrong"), RULES, ids=lambda x: str(x)[:40])
+@pytest.mark.parametrize(
+    ("hint", "words", "right", "wrong"), RULES, ids=[str(hint)[:60] for hint, *_ in RULES]
+)
 def test_each_annotation_takes_what_it_says_and_names_it(
     hint: Any, words: str, right: list[Any], wrong: list[Any]
 ) -> None:
