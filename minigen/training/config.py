@@ -3,7 +3,8 @@
 import os
 import shlex
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -42,10 +43,12 @@ class Config(Tables):
         for a file that cannot be read or breaks a rule; all faults stand in one message.
         """
         path = _find(name_or_path)
-        tables = defaults()
+        tables: Values = {
+            table: {name: KEYS[f"{table}.{name}"].default for name in model.model_fields}
+            for table, model in TABLES.items()
+        }
         for name, table in _read(path).items():
-            is_table = isinstance(table, dict)
-            tables[name] = {**tables.get(name, {}), **table} if is_table else table
+            tables[name] = {**tables.get(name, {}), **table} if isinstance(table, dict) else table
         return cls._build(tables, overrides or {}, source=str(path))
 
     @classmethod
@@ -62,7 +65,7 @@ class Config(Tables):
                 f"{path} is empty: put back into it the config that the run had (minigen info "
                 f"{shlex.quote(str(folder))} lists it), or train anew with --out"
             )
-        return cls._build(_complete(tables), overrides or {}, source=str(path))
+        return cls._build(tables, overrides or {}, source=str(path))
 
     @classmethod
     @checked
@@ -71,7 +74,7 @@ class Config(Tables):
 
         A key that it lacks, since it was saved before the key existed, means what was before.
         """
-        return cls._build(_complete(tables), {}, source)
+        return cls._build(tables, {}, source)
 
     @checked
     def override(self, overrides: Mapping[str, object]) -> Self:
@@ -80,21 +83,14 @@ class Config(Tables):
 
     @classmethod
     def _build(cls, tables: Values, overrides: Mapping[str, object], source: str) -> Self:
-        tables, overrides = dict(tables), _flat(overrides)
-        for dotted, value in overrides.items():
-            name, dot, key = dotted.partition(".")
-            table = tables.get(name, {})
-            if dot and isinstance(table, dict):
-                tables[name] = {**table, **_absolute(name, {key: value}, Path.cwd())}
-            elif not dot:
-                tables[name] = value
+        changed = _laid_over(tables, overrides)
         try:
-            return cls.model_validate(tables)
+            return cls.model_validate(changed)
         except ValidationError as error:
-            faults = dict(_fault(fault, tables) for fault in error.errors())
-        text = "; ".join(faults.values())
-        if all(_concerns(key, overrides, tables) for key in faults):
-            raise OptionError(text)
+            text = "; ".join(dict.fromkeys(_sentence(fault, changed) for fault in error.errors()))
+        with suppress(ValidationError):
+            if overrides and cls.model_validate(tables):  # so the overrides alone are at fault
+                raise OptionError(text)
         raise MinigenError(f"{source}: {text}")
 
     def portable(self) -> Values:
@@ -123,20 +119,6 @@ def _read_instead(_self: Config, *_: Any, **__: Any) -> None:
 
 Config.__init__ = _read_instead  # type: ignore[assignment]  # reading does without
 Config.__doc__ = f"{Config.__doc__}{''.join(map(described, TABLES))}\n"
-
-
-def defaults() -> Values:
-    """Return the tables of a config that lists nothing."""
-    tables: Values = {}
-    for dotted, key in KEYS.items():
-        table, _, name = dotted.partition(".")
-        tables.setdefault(table, {})[name] = key.default
-    return tables
-
-
-def _complete(tables: Values) -> Values:
-    """Return saved tables with every table: of the keys in it, their entries know the rest."""
-    return {**{name: {} for name in TABLES}, **tables}
 
 
 def located(config: Config, checkpoint: Path) -> Config:
@@ -243,13 +225,10 @@ def _find(name_or_path: str | Path) -> Path:
     return known[name]
 
 
-def _opened(path: Path, is_own: bool) -> IO[bytes]:
-    return opened(path) if is_own else open(path, "rb")
-
-
 def _read(path: Path, *, is_own: bool = False) -> Values:
     """Return the tables of a file; the paths in them start from its folder."""
-    with explained(f"cannot read config {path}"), _opened(path, is_own) as file:
+    opener: Callable[[Path], IO[bytes]] = opened if is_own else lambda path: path.open("rb")
+    with explained(f"cannot read config {path}"), opener(path) as file:
         data = file.read()
     try:
         tables = tomllib.loads(data.decode("utf-8-sig"))
@@ -274,26 +253,37 @@ def _absolute(name: str, table: Any, folder: Path) -> Any:
     return {**table, "text": paths}
 
 
-def _fault(fault: Any, tables: Values) -> tuple[str, str]:
-    """Turn an error of pydantic's into a key and one sentence: the rule, the value, the cure."""
+def _laid_over(tables: Values, overrides: Mapping[str, object]) -> Values:
+    """Return tables with overrides laid over them: of keys, or of tables ({"training": {…}})."""
+    changed = dict(tables)
+    for dotted, value in overrides.items():
+        if not isinstance(dotted, str) or not dotted.isprintable():  # bytes that are not UTF-8, say
+            raise OptionError(f"unknown key {dotted!r}: a key is a printable text")
+        name, dot, key = dotted.partition(".")
+        keys = {key: value} if dot else value
+        if not isinstance(keys, Mapping):
+            changed[name] = value
+        elif isinstance(table := changed.get(name, {}), dict):  # else the file is at fault
+            named = {str(key): inner for key, inner in keys.items()}
+            changed[name] = {**table, **_absolute(name, named, Path.cwd())}
+    return changed
+
+
+def _sentence(fault: Any, tables: Values) -> str:
+    """Turn an error of pydantic's into one sentence: the key, the rule, the value, the cure."""
     place = [str(part) for part in fault["loc"]]
     dotted = ".".join(place[:2])
     if fault["type"] == "extra_forbidden":
-        return dotted, _unknown(dotted, tables)
-    if fault["type"] == "missing" and len(place) <= 2:
-        return dotted, f"{dotted} is missing"
+        if isinstance(tables.get(dotted), dict):
+            return f"unknown table {dotted!r}: the nearest known one is [{nearest(dotted, TABLES)}]"
+        return unknown_key(dotted)
+    if fault["type"] == "missing" and len(place) == 2:
+        return f"{dotted} is missing"
     if len(place) >= 2 and (rule := KEYS[dotted].rule):
-        return dotted, f"{dotted} must be {rule} (got {shown(tables[place[0]][place[1]])})"
+        return f"{dotted} must be {rule} (got {shown(tables[place[0]][place[1]])})"
     if fault["type"] == "value_error":  # of several keys or of Policy, which say it themselves
-        return dotted, str(fault["ctx"]["error"])
-    return dotted, f"{dotted} must be a table of keys, as [{dotted}] (got {shown(tables[dotted])})"
-
-
-def _unknown(dotted: str, tables: Values) -> str:
-    name, _, key = dotted.partition(".")
-    if not key and isinstance(tables[name], dict):
-        return f"unknown table {name!r}: the nearest known one is [{nearest(name, TABLES)}]"
-    return unknown_key(dotted)
+        return str(fault["ctx"]["error"])
+    return f"{dotted} must be a table of keys, as [{dotted}] (got {shown(tables[dotted])})"
 
 
 def unknown_key(dotted: str) -> str:
@@ -304,31 +294,4 @@ def unknown_key(dotted: str) -> str:
         known_table, _, known_name = known.rpartition(".")
         return likeness(name, known_name) + 0.25 * (known_table == table)
 
-    meant = max([*KEYS, *TABLES], key=rank)
-    return f"unknown key {dotted!r}: the nearest known one is {meant}"
-
-
-def _flat(overrides: Mapping[str, object]) -> dict[str, object]:
-    """Return overrides by dotted key, those of a whole table (``{"training": {…}}``) as well."""
-    if not isinstance(overrides, Mapping):
-        raise OptionError(
-            'overrides must map keys to values, as {"training.steps": 200} '
-            f"(got {shown(overrides)})"
-        )
-    flat: dict[str, object] = {}
-    for key, value in overrides.items():
-        if not isinstance(key, str) or not key.isprintable():  # of bytes that are not UTF-8, say
-            raise OptionError(f"unknown key {key!r}: a key is a printable text")
-        if "." not in key and isinstance(value, Mapping):
-            flat |= {f"{key}.{name}": inner for name, inner in value.items()}
-        else:
-            flat[key] = value
-    return flat
-
-
-def _concerns(key: str, overrides: Mapping[str, object], tables: Values) -> bool:
-    """Whether the fault of a key, a table or (empty) the whole lies in the overrides."""
-    if key in overrides:
-        return True
-    is_table = isinstance(tables.get(key, {}), dict)  # else the file has something else there
-    return is_table and any(o.startswith(f"{key}." if key else "") for o in overrides)
+    return f"unknown key {dotted!r}: the nearest known one is {max([*KEYS, *TABLES], key=rank)}"

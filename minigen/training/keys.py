@@ -38,6 +38,7 @@ def _unicode(text: str) -> str:
     return text
 
 
+STRING = Rule("a string of Unicode")
 Count = Annotated[int, Field(ge=0, lt=2**63), Rule("an integer from 0 to below 2**63")]
 Size = Annotated[int, Field(ge=1, le=MOST_TERMS), Rule(f"an integer from 1 to {MOST_TERMS}")]
 VocabSize = Annotated[
@@ -51,7 +52,7 @@ Pair = Annotated[
     Field(strict=False),
     Rule("two numbers from 0 to below 1, as [0.9, 0.99]"),
 ]
-String = Annotated[str, AfterValidator(_unicode), Rule("a string of Unicode")]
+String = Annotated[str, AfterValidator(_unicode), STRING]
 Paths = Annotated[
     tuple[Annotated[String, Field(min_length=1)], ...], Field(strict=False, min_length=1)
 ]
@@ -59,23 +60,18 @@ CorpusText = Annotated[
     Literal["fables", "external"] | Paths,
     Rule('"fables" or a list of Unicode paths, as ["book.txt"]'),
 ]
-if TYPE_CHECKING:
-    OptimizerName = str
-else:
-    OptimizerName = Literal[tuple(OPTIMIZERS)]
+OptimizerName: Any = Literal[tuple(OPTIMIZERS)]
 
 
-_ALWAYS = object()  # there before: a key without which no run was ever saved
-
-
-def key(default: Any, comment: str, *, before: Any = _ALWAYS, decides_weights: bool = True) -> Any:
+def key(default: Any, comment: str, *, before: Any = ..., decides_weights: bool = True) -> Any:
     """Return the entry of a key, beside its type.
 
     ``default`` is that of a config which somebody writes. One that was saved with a run lists every
-    key that there was: one that it lacks means ``before``, how things were without the key.
+    key that there was: one that it lacks means ``before``, how things were without the key, and is
+    at fault where no run was ever saved without it.
     """
     extra = {"default": default, "decides_weights": decides_weights, "example": None}
-    return Field(... if before is _ALWAYS else before, description=comment, json_schema_extra=extra)
+    return Field(before, description=comment, json_schema_extra=extra)
 
 
 class _Table(BaseModel):
@@ -266,26 +262,25 @@ class CheckpointTable(_Table):
     )
 
 
+_SAVED = Field({}, validate_default=True)  # a table that is lacking lacks all of its keys
+
+
 class Tables(_Table):
     """All tables of a config, and the rules that concern several of them."""
 
-    run: RunTable
-    corpus: CorpusTable
-    tokenizer: TokenizerTable
-    model: ModelTable
-    training: TrainingTable
-    optimizer: OptimizerTable
-    evaluation: EvaluationTable
-    sampling: SamplingTable
-    checkpoint: CheckpointTable
+    run: RunTable = _SAVED
+    corpus: CorpusTable = _SAVED
+    tokenizer: TokenizerTable = _SAVED
+    model: ModelTable = _SAVED
+    training: TrainingTable = _SAVED
+    optimizer: OptimizerTable = _SAVED
+    evaluation: EvaluationTable = _SAVED
+    sampling: SamplingTable = _SAVED
+    checkpoint: CheckpointTable = _SAVED
 
     @model_validator(mode="after")
-    def _gradient_stays_exact(self) -> Self:
+    def _tables_agree(self) -> Self:
         gradient_bits(self.training.batch_size, self.model.context_length)
-        return self
-
-    @model_validator(mode="after")
-    def _tokens_exist(self) -> Self:
         try:
             self.sampling.policy.check_ids(self.tokenizer.vocab_size)
         except MinigenError as error:
@@ -325,14 +320,7 @@ KEYS = {  # dotted name → entry
     for table, model in TABLES.items()
     for name, field in model.model_fields.items()
 }
-
-
-TEXTS = {  # the keys that take any string
-    f"{table}.{name}"
-    for table, model in TABLES.items()
-    for name, field in model.model_fields.items()
-    if field.annotation is str
-}
+TEXTS = {name for name, entry in KEYS.items() if entry.rule == STRING}
 
 
 def described(table: str) -> str:
