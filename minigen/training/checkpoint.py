@@ -99,14 +99,11 @@ def save(path: str | Path, checkpoint: Checkpoint) -> None:
     Raises MinigenError for content that ``load`` would refuse, and where writing fails; the older
     file is untouched then.
     """
-    tensors = {
-        name: np.ascontiguousarray(checkpoint.tensors[name], dtype="<f8")
-        for name in sorted(checkpoint.tensors)
-    }
+    tensors = dict(sorted(checkpoint.tensors.items()))
+    contents = [_bytes(tensor) for tensor in tensors.values()]
     description = {key: value for key, value in vars(checkpoint).items() if value is not None}
     description["tensors"] = {
-        name: {"shape": tensor.shape, "sha256": hashlib.sha256(_bytes(tensor)).hexdigest()}
-        for name, tensor in tensors.items()
+        name: {"shape": tensor.shape, "sha256": _sha256(tensor)} for name, tensor in tensors.items()
     }
     try:
         description = json.loads(_canonical(description))  # keys and tuples as JSON spells them
@@ -117,11 +114,10 @@ def save(path: str | Path, checkpoint: Checkpoint) -> None:
             raise MinigenError(f"its name is that of another step, and it is of {checkpoint.step}")
         text = _canonical({**description, "checksum": _checksum(description)})
         header = _header(tensors, text)
-        sizes = (tensor.nbytes for tensor in tensors.values())
-        _check_described(len(header), reduce(add, sizes, 0))
+        _check_described(len(header), reduce(add, (content.nbytes for content in contents), 0))
     except MinigenError as error:
         raise MinigenError(f"cannot save {path}: {error}") from None
-    write_atomically(path, header, *map(_bytes, tensors.values()))
+    write_atomically(path, header, *contents)
 
 
 def load(path: str | Path, *, moments: bool = True) -> Checkpoint:
@@ -147,16 +143,15 @@ def load(path: str | Path, *, moments: bool = True) -> Checkpoint:
             tensors = {}
             for name in shapes:
                 tensor = file.get_tensor(name)
-                _check_sha256(name, tensor, description["tensors"][name])
+                if _sha256(tensor) != description["tensors"][name].get("sha256"):
+                    raise MinigenError(
+                        f"it is damaged: the bytes of {name} do not match their SHA-256"
+                    )
                 _check_finite({name: tensor})
                 if moments or name in PARAMETERS:
                     tensors[name] = tensor
-    except SafetensorError as error:
-        raise MinigenError(f"cannot load {path}: {_foreign(path, str(error))}") from None
-    except OSError as error:
-        raise MinigenError(f"cannot load {path}: {error.strerror or error}") from None
-    except MinigenError as error:
-        raise MinigenError(f"cannot load {path}: {error}") from None
+    except (SafetensorError, OSError, MinigenError) as error:
+        raise MinigenError(f"cannot load {path}: {_reason(path, error)}") from None
     if not _is_named_rightly(path, description["step"]):
         raise MinigenError(
             f"{path} is of step {description['step']}, whatever its name says: remove it, or "
@@ -176,13 +171,7 @@ def load_model(model_path: str | Path) -> tuple[Model, ByteTokenizer]:
     D, K, V = saved.tensors["W"].shape
     model = Model(V, K, D)
     model.load(saved.tensors)
-    tokenizer = ByteTokenizer.from_state(saved.tokenizer)
-    if tokenizer.vocab_size != V:
-        raise MinigenError(
-            f"{model_path} is damaged: its tokenizer has {tokenizer.vocab_size} tokens, "
-            f"its weights {V}"
-        )
-    return model, tokenizer
+    return model, ByteTokenizer.from_state(saved.tokenizer)
 
 
 def locate(model_path: str | Path) -> Path:
@@ -246,6 +235,10 @@ def _header(tensors: Tensors, text: str) -> bytes:
 def _bytes(tensor: NDArray[np.float64]) -> memoryview:
     """Return little-endian bytes in C order: of an array that holds them so, a view."""
     return np.ascontiguousarray(tensor, dtype="<f8").reshape(-1).data
+
+
+def _sha256(tensor: NDArray[np.float64]) -> str:
+    return hashlib.sha256(_bytes(tensor)).hexdigest()
 
 
 def _canonical(description: object) -> str:
@@ -356,13 +349,10 @@ def _check_description(description: dict[str, Any]) -> None:
 
 
 def _is_state(state: object) -> bool:
-    return (
-        isinstance(state, dict)
-        and state.keys() == {"bytes", "sha256"}
-        and type(state["bytes"]) is int
-        and state["bytes"] >= 0
-        and type(state["sha256"]) is str
-    )
+    match state:
+        case {"bytes": size, "sha256": str(), **more}:
+            return type(size) is int and size >= 0 and not more
+    return False
 
 
 def _check_shapes(shapes: Shapes, description: dict[str, Any]) -> None:
@@ -390,19 +380,16 @@ def _check_shapes(shapes: Shapes, description: dict[str, Any]) -> None:
             raise MinigenError(f"tensor {name} must have shape {right} (got {shape})")
 
 
-def _check_sha256(name: str, tensor: NDArray[np.float64], entry: Mapping[str, object]) -> None:
-    if hashlib.sha256(_bytes(tensor)).hexdigest() != entry.get("sha256"):
-        raise MinigenError(f"it is damaged: the bytes of {name} do not match their SHA-256")
-
-
 def _check_finite(tensors: Tensors) -> None:
     for name, tensor in tensors.items():
         if not np.isfinite(tensor).all():
             raise MinigenError(f"tensor {name} must be finite (it holds NaN or infinity)")
 
 
-def _foreign(path: Path, reason: str) -> str:
-    """Say what a file is that the safetensors library refuses, from its first bytes alone."""
+def _reason(path: Path, error: Exception) -> str:
+    """Say why a file cannot be loaded; where the library refuses it, from its first bytes alone."""
+    if not isinstance(error, SafetensorError):
+        return str(getattr(error, "strerror", None) or error)
     with suppress(OSError), open(path, "rb") as file:
         head = file.read(9)
         if head[8:] != b"{":
@@ -410,4 +397,4 @@ def _foreign(path: Path, reason: str) -> str:
                 if head.startswith(magic):
                     return f"it looks like {kind}; only .safetensors files are read"
             return "it is not a .safetensors file"
-    return f"it is damaged or cut short ({reason})"
+    return f"it is damaged or cut short ({error})"

@@ -9,7 +9,6 @@ import os
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,6 +16,7 @@ from minigen import files
 from minigen.arguments import checked
 from minigen.errors import MinigenError
 from minigen.training import checkpoint, logs
+from minigen.training.checkpoint import Checkpoint
 from minigen.training.config import CONFIG as CONFIG
 from minigen.training.config import Config
 from minigen.training.logs import METRICS, SAMPLES, TIMING, Log
@@ -33,7 +33,7 @@ class RunFolder:
     def __init__(self, path: str | Path, run: Run):
         self.path, self.run = Path(path), run
         self.latest = self._checkpoint()
-        self._owned: files.Ownership | None = None
+        self._owned: Any = None  # kept as long as the folder is to be this process's
         self._logs: dict[str, Log] = {}  # what the other workers log leads nowhere
 
     def __repr__(self) -> str:
@@ -57,21 +57,20 @@ class RunFolder:
 
         ``run_options`` are those of ``Run``. A folder without a checkpoint starts at step 0.
         """
-        workers = join(workers)
-        owned: list[files.Ownership | None] = [None]  # of the first worker alone
+        workers, owned = join(workers), []
 
-        def take() -> None:
-            owned[0] = files.own(Path(path))
+        def take() -> tuple[Path | None, dict[str, logs.State] | None]:
+            owned.append(files.own(Path(path)))
+            return _latest(Path(path))
 
-        workers.from_first(take)
-        latest, vouched = workers.from_first(lambda: _latest(Path(path)))
+        latest, vouched = workers.from_first(take)
         if latest is None:
             run = Run(config, workers=workers, **run_options)
         else:
             run = Run.load(latest, config=config, workers=workers, **run_options)
             run.read_corpus()  # refuses another text before anything is cut off
         folder = cls(path, run)
-        folder._owned = owned[0]
+        folder._owned = owned
         workers.from_first(lambda: folder._cut_logs(vouched))
         if latest is None:
             folder.save()
@@ -83,26 +82,20 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         self._owned = files.own(self.path)
         require_empty(self.path)  # another one may have been faster
-        self._write_config()
-        files.sync(self.path.parent)  # the folder itself must be there after a power cut
-        self._open_logs()
+        self._open()
 
     def _cut_logs(self, vouched: dict[str, logs.State] | None) -> None:
         for name in logs.LOGS:
-            path = self.path / name
-            if vouched and name in vouched:
-                logs.cut(path, vouched[name]["bytes"])
-            else:
-                logs.cut(path, logs.end_of(path, self.run.step))
-        self._write_config()
-        self._open_logs()
+            path, state = self.path / name, (vouched or {}).get(name)
+            logs.cut(path, state["bytes"] if state else logs.end_of(path, self.run.step))
+        self._open()
 
-    def _open_logs(self) -> None:
-        with files.explained(f"cannot write to {self.path}"):
-            self._logs = {name: Log(self.path / name) for name in logs.LOGS}
-
-    def _write_config(self) -> None:
+    def _open(self) -> None:
+        """Write the config, and open the logs."""
         checkpoint.write_atomically(self.path / CONFIG, self.run.config.to_toml().encode())
+        with files.explained(f"cannot write to {self.path}"):
+            files.sync(self.path.parent)  # the folder itself must be there after a power cut
+            self._logs = {name: Log(self.path / name) for name in logs.LOGS}
 
     def _checkpoint(self) -> Path:
         return self.path / f"step-{self.run.step:06d}.safetensors"
@@ -118,21 +111,21 @@ class RunFolder:
                 self._logs[name].sync()
         return {name: self._logs[name].state for name in logs.VOUCHED}
 
-    def _append(self, log: str, line: logs.Line) -> None:
-        if self._logs:
-            self._logs[log].append(line)
-
     def steps(self) -> Iterator[StepRecord]:
         """Train to the end, logging each step and saving every ``checkpoint.every`` steps."""
         every = self.run.config.checkpoint.every
         try:
             start = time.perf_counter()
             for record in _blamed(self.run.steps()):
-                seconds = time.perf_counter() - start
-                self._append(METRICS, record.metrics())
-                self._append(TIMING, {"step": record.step, "seconds": round(seconds, 6)})
-                if record.sample:
-                    self._append(SAMPLES, record.sample.line())
+                seconds = round(time.perf_counter() - start, 6)
+                lines = {
+                    METRICS: record.metrics(),
+                    TIMING: {"step": record.step, "seconds": seconds},
+                    SAMPLES: record.sample and record.sample.line(),
+                }
+                for name, log in self._logs.items():
+                    if line := lines[name]:
+                        log.append(line)
                 is_last = record.step == self.run.config.training.steps
                 if is_last or (every and record.step % every == 0):
                     self.save()
@@ -153,6 +146,20 @@ def _blamed(records: Iterator[StepRecord]) -> Iterator[StepRecord]:
         raise MinigenError(f"{what}{error.strerror or error}") from error
 
 
+def examined(path: Path) -> Iterator[tuple[Path, Checkpoint | None, str]]:
+    """Yield a folder's checkpoints, newest first: None where damaged, and what is wrong with it.
+
+    That is its damage, or which of the logs is not what it vouches for.
+    """
+    for _, file in sorted(checkpoint.by_step(path).items(), reverse=True):
+        try:
+            saved = checkpoint.load(file, moments=False)
+        except MinigenError as error:
+            yield file, None, str(error)
+        else:
+            yield file, saved, logs.fault(file, saved.logs)
+
+
 def _latest(path: Path) -> tuple[Path | None, dict[str, logs.State] | None]:
     """Return the checkpoint from which a run may go on, if there is one.
 
@@ -160,23 +167,21 @@ def _latest(path: Path) -> tuple[Path | None, dict[str, logs.State] | None]:
     """
     for name in logs.LOGS:
         logs.require_own(path / name)
-    there = checkpoint.by_step(path)
-    if not there:
+    there = examined(path)
+    newest, saved, fault = next(there, (None, None, ""))
+    if not newest:
         if any((path / name).exists() and (path / name).stat().st_size for name in logs.VOUCHED):
             warnings.warn(
                 f"{path} holds logs and no checkpoint: the run is trained again from step 0",
                 stacklevel=2,
             )
         return None, None
-    newest = there.pop(max(there))
-    try:
-        saved = checkpoint.load(newest, moments=False)
-    except MinigenError as error:
-        older = max((step for step in there if _loaded(there[step])), default=0)
-        cure = f"if it is removed, the run goes on from step {older}"
-        raise MinigenError(f"{error}; {cure}") from None
+    # Those of an older format cannot be trained on.
+    older = ((file, s, doubt) for file, s, doubt in there if s and s.format == checkpoint.FORMAT)
+    if not saved:
+        step = next((s.step for _, s, _ in older), 0)
+        raise MinigenError(f"{fault}; if it is removed, the run goes on from step {step}")
     checkpoint.require_trainable(newest, saved.format)
-    fault = logs.fault(newest, saved.logs)
     if not fault:
         if odd := logs.strange(path, saved.logs or {}, saved.step):
             warnings.warn(
@@ -185,28 +190,18 @@ def _latest(path: Path) -> tuple[Path | None, dict[str, logs.State] | None]:
                 stacklevel=2,
             )
         return newest, saved.logs
-    for step in sorted(there, reverse=True):
-        older_saved = _loaded(there[step])
-        if older_saved and not logs.fault(there[step], older_saved.logs):
+    for file, saved, doubt in older:
+        if not doubt:
             warnings.warn(
-                f"{path}: {fault}: the run goes on from step {step}, up to which the logs are "
-                "whole; the steps after it are trained again, to the same bits",
+                f"{path}: {fault}: the run goes on from step {saved.step}, up to which the logs "
+                "are whole; the steps after it are trained again, to the same bits",
                 stacklevel=2,
             )
-            return there[step], older_saved.logs
+            return file, saved.logs
     raise MinigenError(
         f"{path}: {fault}, and no other checkpoint agrees with the logs: put the log back as it "
         "was, or remove the checkpoints to train from step 0 again"
     )
-
-
-def _loaded(path: Path) -> checkpoint.Checkpoint | None:
-    """Return a checkpoint that can be trained on from; None where it is damaged or too old."""
-    with suppress(MinigenError):
-        saved = checkpoint.load(path, moments=False)
-        checkpoint.require_trainable(path, saved.format)
-        return saved
-    return None
 
 
 def require_empty(path: Path) -> None:

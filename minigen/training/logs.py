@@ -46,11 +46,9 @@ class Log:
         require_own(path)
         self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | _OWN, 0o666)
         weakref.finalize(self, os.close, self._file)
-        self._size, self._digest = 0, hashlib.sha256()
         with open(self._file, "rb", closefd=False) as file:
-            for block in iter(lambda: file.read(_BLOCK), b""):
-                self._digest.update(block)
-                self._size += len(block)
+            self._digest = hashlib.file_digest(file, "sha256")
+            self._size = file.tell()
 
     @property
     def state(self) -> State:
@@ -101,21 +99,15 @@ def cut(path: Path, size: int) -> None:
 def fault(checkpoint: Path, vouched: Mapping[str, State] | None) -> str:
     """Say which log beside a checkpoint is not what it vouches for; nothing where both are."""
     for name, state in (vouched or {}).items():  # which a loaded checkpoint has named rightly
-        with suppress(MinigenError):  # it cannot be read
-            if _state(checkpoint.parent / name, state["bytes"]) == state:
-                continue
-        return f"{name} has lost, doubled or changed a line that {checkpoint.name} vouches for"
+        digest, left = hashlib.sha256(), state["bytes"]
+        # Of a log that is not there, or cannot be read, none is what it was.
+        with suppress(FileNotFoundError, MinigenError), opened(checkpoint.parent / name) as file:
+            while left and (block := file.read(min(left, _BLOCK))):
+                digest.update(block)
+                left -= len(block)
+        if left or digest.hexdigest() != state["sha256"]:
+            return f"{name} has lost, doubled or changed a line that {checkpoint.name} vouches for"
     return ""
-
-
-def _state(path: Path, size: int) -> State:
-    """Return the state of the first ``size`` bytes of a log, or of all there are."""
-    digest, left = hashlib.sha256(), size
-    with suppress(FileNotFoundError), opened(path) as file:
-        while left and (block := file.read(min(left, _BLOCK))):
-            digest.update(block)
-            left -= len(block)
-    return {"bytes": size - left, "sha256": digest.hexdigest()}
 
 
 def strange(folder: Path, vouched: Mapping[str, State], step: int) -> Path | None:
@@ -187,18 +179,13 @@ def _lines(path: Path) -> Iterator[tuple[Line, int]]:
                 line = parse(data)
             except ValueError as error:
                 raise MinigenError(
-                    f"{path} is damaged, line {number}: {_brief(error)}; resuming the run mends it"
+                    f"{path} is damaged, line {number}: {error!s:.200}; resuming the run mends it"
                 ) from None
             yield line, len(data)
 
 
 def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"it holds {constant}")
-
-
-def _brief(error: ValueError) -> str:
-    text = str(error)
-    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def _is_plain(value: object) -> bool:

@@ -3,7 +3,7 @@
 import json
 import warnings
 from collections.abc import Iterator, Sequence
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import asdict, dataclass
 from functools import reduce
 from operator import add, index
@@ -105,9 +105,8 @@ class Run:
         workers: Any = None,
     ):
         if text is not None:
-            config = config.override({"corpus.text": "external"})
-        if text is not None and not isinstance(text, Text):  # each is one document, whole
-            config = config.override({"corpus.documents": "file"})
+            cut = {} if isinstance(text, Text) else {"corpus.documents": "file"}
+            config = config.override({"corpus.text": "external", **cut})
         self.config = config
         self._format, self._source = checkpoint.FORMAT, Path()
         self.workers = join(workers)
@@ -125,8 +124,7 @@ class Run:
             raise MinigenError(
                 "this run was trained on a text that is not in it: give that text to train on"
             )
-        is_list = text is not None and not isinstance(text, Text)
-        if is_list and table.documents != "file":
+        if text is not None and not isinstance(text, Text) and table.documents != "file":
             raise MinigenError(
                 f"the text of this run was cut into documents by corpus.documents = "
                 f"{table.documents!r}, not given as a list of them: give it as one text"
@@ -136,9 +134,7 @@ class Run:
                 "standard input reaches the first worker alone: name files that all can read "
                 "(got -)"
             )
-        options: dict[str, Any] = {
-            "documents": table.documents,
-            "validation_fraction": table.validation_fraction,
+        options: Any = table.model_dump(exclude={"text"}) | {
             "vocab_size": self.config.tokenizer.vocab_size,
             "tokenizer": tokenizer,
             "progress": self._progress,
@@ -224,9 +220,9 @@ class Run:
         checkpoint.require_trainable(self._source, self._format)
         left = self.config.training.steps - self.step
         steps = left if steps is None else steps
-        if not left and steps > 0:
-            raise OptionError(self._all_done())
         if not 0 <= steps <= left:
+            if not left and steps > 0:
+                raise OptionError(self._all_done())
             raise OptionError(
                 f"steps must be from 0 to the {left} left of training.steps = "
                 f"{self.config.training.steps} (got {steps}); raise training.steps to train longer"
@@ -246,10 +242,8 @@ class Run:
         positions = {name: stream.position for name, stream in after.streams.items()}
         try:
             record = after._advance()
-        except MinigenError:  # all workers raise it
-            raise
-        except BaseException:
-            self._is_broken = self.workers.size > 1  # the others have gone on, or wait
+        except BaseException as error:  # the other workers raise a MinigenError, too, or go on
+            self._is_broken = self.workers.size > 1 and not isinstance(error, MinigenError)
             raise
         # A stream that the step did not use stays, since another thread may be drawing from it.
         moved = {name: s for name, s in after.streams.items() if s.position != positions[name]}
@@ -267,8 +261,7 @@ class Run:
         twin = object.__new__(type(self))
         vars(twin).update(vars(self))
         twin.optimizer = copy(twin.optimizer)
-        copies = {id(stream): copy(stream) for stream in twin.streams.values()}
-        twin.streams = {name: copies[id(stream)] for name, stream in twin.streams.items()}
+        twin.streams = deepcopy(twin.streams)  # two names of one stream still mean one
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
@@ -278,7 +271,6 @@ class Run:
         return {**vars(self), "_progress": None}
 
     def _check_whole(self) -> None:
-        """Raise MinigenError where the run is not what its config makes of it at this step."""
         if self._is_broken:
             raise MinigenError(
                 f"this run is broken: its step {self.step + 1} was interrupted in one of "
@@ -299,9 +291,9 @@ class Run:
                 f"training diverged at step {step}: {error}; most often optimizer.learning_rate "
                 f"is too large (it is {self.config.optimizer.learning_rate:g})"
             ) from error
-        is_last = step == self.config.training.steps
-        is_measured = is_last or _is_due(step, self.config.evaluation.every)
-        validation_loss = self.evaluate() if is_measured and self.config.evaluation.every else None
+        every = self.config.evaluation.every
+        is_measured = step == self.config.training.steps or _is_due(step, every)
+        validation_loss = self.evaluate() if is_measured and every else None
         sample = self._sample() if _is_due(step, self.config.sampling.every) else None
         fingerprint = self.fingerprint if is_measured else None
         if fingerprint:
@@ -326,18 +318,15 @@ class Run:
         batch_size = self.config.training.batch_size
         indices = self.streams["optimizer"].integers(batch_size, below=len(training))
         share = self.workers.share(indices)
-        count = min(self.config.training.micro_batches, max(1, len(share)))
+        most = max(1, len(share))
+        parts = np.array_split(share, min(self.config.training.micro_batches, most))
+        out = scratch("statistics", self.model.flat.size) if len(parts) == 1 else None
 
-        def say(indices: Integers, out: Floats | None = None) -> Statistics:
+        def say(indices: Integers) -> Statistics:
             pairs = training.contexts_and_targets(indices, self.model.context_length)
             return self.model.statistics(*pairs, batch_size, out)
 
-        def add_up_share() -> Statistics:
-            if count == 1:
-                return say(share, scratch("statistics", self.model.flat.size))
-            return reduce(add, map(say, np.array_split(share, count)))
-
-        return self.workers.total(add_up_share, self.model.flat.size)
+        return self.workers.total(lambda: reduce(add, map(say, parts)), self.model.flat.size)
 
     def read_corpus(self) -> Corpus:
         """Return the corpus, read at first need in a run that was loaded from a file.
@@ -365,16 +354,13 @@ class Run:
         A text is cut into documents as the run's own is; a list holds documents. Raises
         MinigenError where a file cannot be read, or no text is held back for validation.
         """
-        options: dict[str, Any] = {
-            "documents": self.config.corpus.documents,
-            "tokenizer": self.tokenizer,
-        }
         if text is not None and paths:
             raise OptionError("give a text or paths, not both")
+        cut: Any = {"documents": self.config.corpus.documents, "tokenizer": self.tokenizer}
         if text is not None:
-            return corpus.from_memory(text, **options).training
+            return corpus.from_memory(text, **cut).training
         if paths:
-            return corpus.load(paths, **options).training
+            return corpus.load(paths, **cut).training
         validation = self.read_corpus().validation
         if not len(validation):
             raise MinigenError("this run holds no text back for validation: give one (--text)")
@@ -434,21 +420,25 @@ class Run:
         now._check_whole()
         now._check_batches(now.step, now.streams["optimizer"].position)
         now.model.check()  # weights that no step could take up again are not worth a file
-        tensors = dict(now.model.parameters)
-        for moment, flat in now.optimizer.moments.items():
-            tensors |= {f"{moment}.{name}": view for name, view in now.model.views(flat).items()}
         saved = checkpoint.Checkpoint(
             config=now.config.portable(),
             tokenizer=now.tokenizer.state(),
             step=now.step,
             streams={name: index(stream.position) for name, stream in now.streams.items()},
             corpus_sha256=now.corpus_sha256,
-            tensors=tensors,
+            tensors=now._tensors(),
             format=self._format,
             logs=logs,
             corpus_files=None if now.config.corpus.text == "fables" else now._corpus_files,
         )
         self.workers.from_first(lambda: checkpoint.save(path, saved))
+
+    def _tensors(self) -> dict[str, Floats]:
+        """Return what a checkpoint keeps: the parameters, and as ``m.E`` the moment m of E."""
+        tensors = dict(self.model.parameters)
+        for moment, flat in self.optimizer.moments.items():
+            tensors |= {f"{moment}.{name}": view for name, view in self.model.views(flat).items()}
+        return tensors
 
     def _check_batches(self, step: int, position: int) -> None:
         """Refuse a state that the steps so far do not lead to: they took N words each."""
@@ -465,8 +455,7 @@ class Run:
             self._check_batches(saved.step, saved.streams["optimizer"])
         except MinigenError as error:
             raise MinigenError(f"{path} cannot be right: {error}") from None
-        needed = {f"{m}.{name}" for m in self.optimizer.moments for name in checkpoint.PARAMETERS}
-        if missing := sorted(needed - saved.tensors.keys()):
+        if missing := sorted(self._tensors().keys() - saved.tensors.keys()):
             raise MinigenError(
                 f"{path} lacks what {self.config.optimizer.name} needs to go on: "
                 f"{', '.join(missing)}"
@@ -507,10 +496,9 @@ class Run:
         run.corpus_sha256, run._corpus_files = saved.corpus_sha256, saved.corpus_files
         run._build(ByteTokenizer.from_state(saved.tokenizer))
         run._check(path, saved)
-        run.model.load(saved.tensors)
-        for moment, flat in run.optimizer.moments.items():
-            for name, view in run.model.views(flat).items():
-                view[...] = saved.tensors[f"{moment}.{name}"]
+        for name, tensor in run._tensors().items():
+            tensor[...] = saved.tensors[name]
+        run.model.changed()
         run.optimizer.resume(saved.step)
         for name, position in saved.streams.items():
             run.streams[name] = Stream(run.config.run.seed, name, position)

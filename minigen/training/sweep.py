@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import reduce
 from itertools import product
-from math import prod, sqrt
+from math import inf, prod, sqrt
 from operator import add
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,9 @@ from minigen import files
 from minigen.arguments import checked
 from minigen.errors import MinigenError, OptionError
 from minigen.training import logs
-from minigen.training.checkpoint import by_step, load, write_atomically
+from minigen.training.checkpoint import write_atomically
 from minigen.training.config import Config, differences, parse_override
-from minigen.training.folder import CONFIG, RunFolder, require_empty
+from minigen.training.folder import CONFIG, RunFolder, examined, require_empty
 
 SEED = "run.seed"
 MOST_RUNS = 10_000
@@ -51,15 +51,12 @@ def split_values(text: str) -> list[str]:
     while pieces:
         size = 1
         if pieces[0].strip().startswith(("[", "{", '"', "'")):
-            sizes = range(1, len(pieces) + 1)
-            size = next((n for n in sizes if _is_toml(",".join(pieces[:n]))), 1)
+            texts = [",".join(pieces[:n]) for n in range(1, len(pieces) + 1)]
+            is_toml = (parse_override(f"value={text}")[1] != text for text in texts)
+            size = next((n for n, is_whole in enumerate(is_toml, 1) if is_whole), 1)
         values.append(",".join(pieces[:size]).strip())
         del pieces[:size]
     return values
-
-
-def _is_toml(text: str) -> bool:
-    return bool(parse_override(f"value={text}")[1] != text)
 
 
 def parse_axes(settings: Sequence[str]) -> Axes:
@@ -70,7 +67,7 @@ def parse_axes(settings: Sequence[str]) -> Axes:
     """
     axes: dict[str, dict[str, object]] = {}
     for setting in settings:
-        key, _ = parse_override(setting)
+        key = parse_override(setting)[0]
         texts = split_values(setting.partition("=")[2])
         if key == SEED:
             raise OptionError(f"seeds are set with --seeds, as --seeds 0:5 (got --set {setting})")
@@ -81,10 +78,10 @@ def parse_axes(settings: Sequence[str]) -> Axes:
                 f"there must be a value before and after each comma (got {setting!r}); "
                 "a text with a comma stands in quotes"
             )
-        axes[key] = {text: parse_override(f"{key}={text}")[1] for text in texts}
-        meant = list(axes[key].values())
-        if len(meant) < len(texts) or any(meant.count(value) > 1 for value in meant):
+        meant = [parse_override(f"{key}={text}")[1] for text in texts]
+        if any(meant.count(value) > 1 for value in meant):
             raise OptionError(f"{key} must have each value once (got {setting!r})")
+        axes[key] = dict(zip(texts, meant, strict=True))
     return axes
 
 
@@ -119,10 +116,9 @@ def plan(config: Config, axes: Axes, seeds: Sequence[int]) -> dict[str, Config]:
         raise OptionError(f"a sweep may have at most {MOST_RUNS} runs (got {count})")
     runs = {}
     for texts in product(*axes.values()):
-        changes = {key: axes[key][text] for key, text in zip(axes, texts, strict=True)}
-        varied = [
-            f"{key}={text}" for key, text in zip(axes, texts, strict=True) if len(axes[key]) > 1
-        ]
+        chosen = dict(zip(axes, texts, strict=True))
+        varied = [f"{key}={text}" for key, text in chosen.items() if len(axes[key]) > 1]
+        changes = {key: axes[key][text] for key, text in chosen.items()}
         for seed in seeds:
             name = _folder_name(",".join([*varied, f"seed={seed}"]))
             runs[name] = config.override({**changes, SEED: seed})
@@ -149,8 +145,6 @@ def create(path: Path, runs: Mapping[str, Config]) -> files.Ownership | None:
     be kept as long as the folder is to be this process's.
     """
     is_new = not path.exists()
-    if not path.is_dir():
-        require_empty(path)
     try:
         with files.explained(f"cannot make folder {path}"):
             path.mkdir(parents=True, exist_ok=True)
@@ -181,20 +175,19 @@ def _read_plan(path: Path) -> dict[str, Config]:
 
     Raises MinigenError where the file is damaged.
     """
-    runs = None
     try:
         with files.opened(path / PLAN) as file:
             plan = json.loads(file.read())
         first = Config.from_dict(plan["config"])
         runs = {name: first.override(changes) for name, changes in plan["runs"].items()}
+        if any(_folder_name(name) != name or name.startswith(".") for name in runs):
+            raise ValueError
     except FileNotFoundError:
         return {}
     except (MinigenError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        pass
-    if runs is None or any(_folder_name(name) != name or name.startswith(".") for name in runs):
         raise MinigenError(
             f"{path / PLAN} is damaged: remove it, to go on with the runs that are there"
-        )
+        ) from None
     return runs
 
 
@@ -234,7 +227,7 @@ def mend(folder: Path, config: Config) -> str:
         except MinigenError as error:
             if os.path.lexists(folder / CONFIG):
                 faults.append(str(error))
-                _set_aside(folder / CONFIG)
+                (folder / CONFIG).replace(_aside(folder / CONFIG))
             elif not faults:
                 faults.append(f"its {CONFIG} is gone")
             write_atomically(folder / CONFIG, config.to_toml().encode())
@@ -243,19 +236,15 @@ def mend(folder: Path, config: Config) -> str:
                 logs.require_own(folder / name)
             except MinigenError as error:
                 faults.append(str(error))
-                _set_aside(folder / name)
+                (folder / name).replace(_aside(folder / name))
         vouched: Mapping[str, logs.State] | None = dict.fromkeys(logs.VOUCHED, logs.NO_LOG)
-        doubts = []
-        for _, path in sorted(by_step(folder).items(), reverse=True):
-            try:
-                known = load(path, moments=False).logs
-                if not (doubt := logs.fault(path, known)):
-                    vouched = known
-                    break
-                doubts.append(doubt)
-            except MinigenError as error:
-                faults.append(str(error))
-            _set_aside(path)
+        doubts: list[str] = []
+        for path, saved, fault in examined(folder):
+            if saved and not fault:
+                vouched = saved.logs
+                break
+            (doubts if saved else faults).append(fault)
+            path.replace(_aside(path))
         for name, state in (vouched or {}).items() if doubts else ():
             if (folder / name).exists():
                 shutil.copy(folder / name, _aside(folder / name))
@@ -263,19 +252,8 @@ def mend(folder: Path, config: Config) -> str:
     return "; ".join(faults + doubts[:1])
 
 
-def _set_aside(path: Path) -> None:
-    path.replace(_aside(path))
-
-
 def _aside(path: Path) -> Path:
     return path.with_name(f"{path.name}.aside")
-
-
-def _parsed(line: bytes) -> dict[str, Any]:
-    """Return a line of a log; nothing of one that is none."""
-    with suppress(ValueError):
-        return logs.parse(line)
-    return {}
 
 
 def is_done(folder: Path, config: Config) -> bool:
@@ -285,13 +263,13 @@ def is_done(folder: Path, config: Config) -> bool:
 
 def last_metrics(folder: Path) -> dict[str, Any]:
     """Return the last whole line of a run's metrics; nothing where it has none yet."""
-    try:
-        with files.opened(folder / logs.METRICS) as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
-            lines = file.read().split(b"\n")
-    except (OSError, MinigenError):
-        return {}
-    return _parsed(lines[-2]) if len(lines) > 1 else {}
+    with (
+        suppress(OSError, MinigenError, ValueError, IndexError),
+        files.opened(folder / logs.METRICS) as file,
+    ):
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+        return logs.parse(file.read().split(b"\n")[-2])
+    return {}
 
 
 @checked
@@ -357,9 +335,10 @@ def table(runs: Mapping[Path, Config]) -> list[list[str]]:
     return rows
 
 
-def _rank(value: object) -> tuple[bool, float, str]:
-    is_number = isinstance(value, int | float)
-    return (not is_number, float(value) if isinstance(value, int | float) else 0.0, str(value))
+def _rank(value: object) -> tuple[float, str]:
+    """Return what values are sorted by: numbers first."""
+    number = float(value) if isinstance(value, int | float) else inf
+    return number, str(value)
 
 
 def _text(value: object) -> str:

@@ -20,6 +20,7 @@ import numpy as np
 from minigen.errors import MinigenError, OptionError, shown
 from minigen.exact.arithmetic import Integers
 from minigen.model.gradient import Statistics
+from minigen.model.parallel import resources
 from minigen.signals import heard_by, let_pass
 
 T = TypeVar("T")
@@ -142,7 +143,7 @@ class MPIWorkers(Workers):
             sent[-3:] = *divmod(part.loss, _HALF), self.asked_to_stop
         self._all.Allreduce(self._mpi.IN_PLACE, sent, op=self._mpi.SUM)
         if part is None or np.isnan(sent[-1]):
-            raise self._common_error(error)
+            raise self._first(error)
         high, low, stops = map(int, sent[-3:])
         self._is_stopping = stops > 0
         return Statistics(sent[:-3], high * _HALF + low, part.step_size, part.step_size)
@@ -158,7 +159,7 @@ class MPIWorkers(Workers):
                 result, error = _attempt(work)
             self._machine.Barrier()
         if any(self._all.allgather(error is not None)):
-            raise self._common_error(error)
+            raise self._first(error)
         return cast(T, result)
 
     def from_first(self, work: Callable[[], T]) -> T:
@@ -178,14 +179,12 @@ class MPIWorkers(Workers):
                     f"has another than worker 0 ({other}, not {values[0]})"
                 )
 
-    def _common_error(self, error: MinigenError | None) -> MinigenError:
-        """Return the first worker's error that has one, saying whose it is if not everyone's."""
-        errors = self._all.allgather(error)
-        rank = next(rank for rank, error in enumerate(errors) if error)
-        first: MinigenError = errors[rank]
-        if {str(error) for error in errors} == {str(first)}:
-            return first
-        return type(first)(f"worker {rank} of {self.size}: {first}")
+    def _first(self, error: MinigenError | None) -> MinigenError:
+        """Return the first of all workers' errors, saying whose it is if not everyone's."""
+        errors: list[MinigenError | None] = self._all.allgather(error)
+        rank, first = next((rank, error) for rank, error in enumerate(errors) if error)
+        is_everyones = {str(error) for error in errors} == {str(first)}
+        return first if is_everyones else type(first)(f"worker {rank} of {self.size}: {first}")
 
     def helpers(self) -> int:
         """How many tasks of a pool can run beside the first worker."""
@@ -260,8 +259,6 @@ def from_mpiexec() -> Workers:
 
 def use_threads(count: int) -> None:
     """Hold this process at so many threads, or fewer, where others compute on the same cores."""
-    from minigen.model.parallel import resources
-
     most = _most_threads()
     resources.cache_clear()  # scipy may have brought a BLAS of its own since
     resources()[1].limit(limits=max(1, min(count, most)))
@@ -270,8 +267,6 @@ def use_threads(count: int) -> None:
 
 @cache
 def _most_threads() -> int:
-    from minigen.model.parallel import resources
-
     return resources()[0]  # as many as were allowed at the start
 
 
@@ -285,10 +280,9 @@ def _start_helper(threads: int) -> None:
 
 def _end_with_parent() -> None:
     """End this process where the one that started it was killed, and could not say so."""
-    parent = parent_process()
-    if parent:
-        wait([parent.sentinel])
-        os._exit(1)
+    parent: Any = parent_process()
+    wait([parent.sentinel])
+    os._exit(1)
 
 
 def _cores() -> set[int]:
