@@ -25,9 +25,7 @@ from minigen.exact.streams import MOST_WORDS
 from minigen.files import explained, replacing
 from minigen.model import memory
 from minigen.model.model import PARAMETERS as PARAMETERS
-from minigen.model.model import Model
 from minigen.model.model import fingerprint as fingerprint
-from minigen.text.tokenizer import ByteTokenizer
 from minigen.training.logs import NO_LOG, VOUCHED
 
 FORMAT = 2  # raised whenever a file of the old kind would be misread, or trained on otherwise
@@ -163,15 +161,6 @@ def load(path: str | Path, *, moments: bool = True) -> Checkpoint:
 def _is_named_rightly(path: Path, step: int) -> bool:
     named = _NAME.fullmatch(path.name)  # as in a run folder; any other name says nothing
     return named is None or int(named[1]) == step
-
-
-def load_model(model_path: str | Path) -> tuple[Model, ByteTokenizer]:
-    """Return the model and tokenizer of MODEL, ready to generate, without the moments."""
-    saved = load(locate(model_path), moments=False)
-    D, K, V = saved.tensors["W"].shape
-    model = Model(V, K, D)
-    model.load(saved.tensors)
-    return model, ByteTokenizer.from_state(saved.tokenizer)
 
 
 def locate(model_path: str | Path) -> Path:
@@ -317,15 +306,8 @@ def _check_config(config: dict[str, Any]) -> None:
 
 
 def _check_description(description: dict[str, Any]) -> None:
-    kinds = {
-        "format": int,
-        "config": dict,
-        "tokenizer": dict,
-        "step": int,
-        "streams": dict,
-        "corpus_sha256": str,
-        "tensors": dict,
-    }
+    kinds: dict[str, type] = {"format": int, "step": int, "corpus_sha256": str}
+    kinds |= dict.fromkeys(("config", "tokenizer", "streams", "tensors"), dict)
     logs = description.get("logs", dict.fromkeys(VOUCHED, NO_LOG))  # not in every file
     files = description.get("corpus_files", 1)
     if description.keys() - {"logs", "corpus_files"} != kinds.keys():

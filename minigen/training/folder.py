@@ -77,11 +77,10 @@ class RunFolder:
         return folder
 
     def _make(self) -> None:
-        require_empty(self.path)
         with files.explained(f"cannot make folder {self.path}"):
             self.path.mkdir(parents=True, exist_ok=True)
         self._owned = files.own(self.path)
-        require_empty(self.path)  # another one may have been faster
+        require_empty(self.path)
         self._open()
 
     def _cut_logs(self, vouched: dict[str, logs.State] | None) -> None:
@@ -142,8 +141,7 @@ def _blamed(records: Iterator[StepRecord]) -> Iterator[StepRecord]:
     try:
         yield from records
     except OSError as error:
-        what = f"{error.filename}: " if error.filename else ""
-        raise MinigenError(f"{what}{error.strerror or error}") from error
+        raise MinigenError(f"{error.filename or 'its text'}: {error.strerror or error}") from error
 
 
 def examined(path: Path) -> Iterator[tuple[Path, Checkpoint | None, str]]:

@@ -5,9 +5,10 @@ from pathlib import Path
 
 from minigen.arguments import checked
 from minigen.decoding.generator import Generator
+from minigen.model.model import Model
 from minigen.text.corpus import Tokens
-from minigen.text.tokenizer import Text, Texts
-from minigen.training.checkpoint import load_model, locate
+from minigen.text.tokenizer import ByteTokenizer, Text, Texts
+from minigen.training import checkpoint
 
 
 @checked
@@ -17,11 +18,15 @@ def load(model: str | Path) -> Generator:
     The text that its run held back is read where ``evaluate`` asks for it. Raises MinigenError
     where there is no checkpoint, or a damaged one.
     """
-    path = locate(model)
+    path = checkpoint.locate(model)
+    saved = checkpoint.load(path, moments=False)
+    D, K, V = saved.tensors["W"].shape
+    weights = Model(V, K, D)
+    weights.load(saved.tensors)
 
     def read(text: Text | Texts | None, paths: Sequence[str | Path]) -> Tokens:
         from minigen.training.run import Run  # imports pydantic, which writing does without
 
         return Run.load(path).read(text, paths)
 
-    return Generator(*load_model(path), read=read)
+    return Generator(weights, ByteTokenizer.from_state(saved.tokenizer), read=read)

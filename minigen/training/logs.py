@@ -115,11 +115,10 @@ def strange(folder: Path, vouched: Mapping[str, State], step: int) -> Path | Non
 
     A line that was cut short by a crash is nothing strange.
     """
-    for name in VOUCHED:
-        if name not in vouched or not (folder / name).exists():
-            continue
-        with opened(folder / name) as file:
-            file.seek(vouched[name]["bytes"])
+    for name, state in vouched.items():
+        data = b""
+        with suppress(FileNotFoundError), opened(folder / name) as file:
+            file.seek(state["bytes"])
             data = file.readline(_LONGEST)
         with suppress(ValueError):
             if not data.endswith(b"\n") or parse(data)["step"] > step:

@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import warnings
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import reduce
@@ -320,18 +319,17 @@ def table(runs: Mapping[Path, Config]) -> list[list[str]]:
     """
     first = next(iter(runs.values()))
     keys = {key for config in runs.values() for key, _, _ in differences(first, config)} - {SEED}
-    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    points: dict[str, list[Any]] = {}
+    groups: dict[str, tuple[list[Any], list[dict[str, Any]]]] = {}  # values, and the ends of runs
     for folder, config in runs.items():
-        tables = config.model_dump()
-        point = [tables[name][key] for name, key in (key.split(".") for key in sorted(keys))]
-        points[str(point)] = point
-        groups[str(point)] += [last_metrics(folder)] if is_done(folder, config) else []
+        point = [reduce(getattr, key.split("."), config) for key in sorted(keys)]
+        ends = groups.setdefault(str(point), (point, []))[1]
+        ends += [last_metrics(folder)] if is_done(folder, config) else []
     rows = [[*sorted(keys), "seeds", "loss", "validation loss"]]
-    for name, point in sorted(points.items(), key=lambda item: [*map(_rank, item[1])]):
-        rows.append([*map(_text, point), str(len(groups[name]))])
-        for loss in ("loss", "validation_loss"):
-            rows[-1].append(_summary([end[loss] for end in groups[name] if loss in end]))
+    for point, ends in sorted(groups.values(), key=lambda group: [*map(_rank, group[0])]):
+        losses = (
+            [end[name] for end in ends if name in end] for name in ("loss", "validation_loss")
+        )
+        rows.append([*map(_text, point), str(len(ends)), *map(_summary, losses)])
     return rows
 
 

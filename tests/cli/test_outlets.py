@@ -239,7 +239,7 @@ def test_whatever_a_library_raises_is_told_in_one_line(error: str, told: str) ->
     code = (
         "import minigen.training.checkpoint as c, minigen.cli as cli\n"
         f"def load(*_, **__): raise {error}\n"
-        "c.load_model = load\n"
+        "c.load = load\n"
         "raise SystemExit(cli.run(['generate', 'model']))"
     )
     done = subprocess.run(

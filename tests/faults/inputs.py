@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from minigen import cli
+from minigen import cli, load
 from minigen.errors import MinigenError
 from minigen.training import checkpoint
 from minigen.training.config import Config, parse_override
@@ -142,5 +142,5 @@ def _headed(campaign: Campaign, header: dict[str, Any]) -> bytes:
 
 
 def _load(path: Path) -> None:
-    checkpoint.load_model(path)
+    load(path)
     Run.load(path)

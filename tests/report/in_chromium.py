@@ -9,7 +9,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import sync_playwright
 
-from minigen import cli
+from minigen import cli, load
 from minigen.decoding.generation import complete, generate
 from minigen.decoding.policy import Policy
 from minigen.exact.streams import Stream
@@ -17,7 +17,7 @@ from minigen.report import page, trainable
 from minigen.report.facts import gather
 from minigen.report.page import write_report
 from minigen.training import checkpoint
-from minigen.training.checkpoint import load_model, locate
+from minigen.training.checkpoint import locate
 from minigen.training.config import Config
 from minigen.training.folder import RunFolder
 from minigen.training.logs import read_lines
@@ -198,7 +198,8 @@ def test_200_random_cases_give_the_token_ids_of_python(tab, run):
         return answers;
     }"""
     answers = tab.page.evaluate(script, [{k: str(v) for k, v in case.items()} for case in cases])
-    model, tokenizer = load_model(run)
+    loaded = load(run)
+    model, tokenizer = loaded.model, loaded.tokenizer
     for case, answer in zip(cases, answers, strict=True):
         policy = Policy(**{name: case[name] for name in OPTIONS})
         streams = [Stream(case["seed"], "inference")]
