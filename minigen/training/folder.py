@@ -20,7 +20,7 @@ from minigen.training.checkpoint import Checkpoint
 from minigen.training.config import CONFIG as CONFIG
 from minigen.training.config import Config
 from minigen.training.logs import METRICS, SAMPLES, TIMING, Log
-from minigen.training.run import Run, StepRecord
+from minigen.training.run import Run, StepRecord, is_due
 from minigen.training.workers import join
 
 
@@ -125,8 +125,7 @@ class RunFolder:
                 for name, log in self._logs.items():
                     if line := lines[name]:
                         log.append(line)
-                is_last = record.step == self.run.config.training.steps
-                if is_last or (every and record.step % every == 0):
+                if record.step == self.run.config.training.steps or is_due(record.step, every):
                     self.save()
                 yield record
                 start = time.perf_counter()

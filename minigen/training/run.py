@@ -292,9 +292,9 @@ class Run:
                 f"is too large (it is {self.config.optimizer.learning_rate:g})"
             ) from error
         every = self.config.evaluation.every
-        is_measured = step == self.config.training.steps or _is_due(step, every)
+        is_measured = step == self.config.training.steps or is_due(step, every)
         validation_loss = self.evaluate() if is_measured and every else None
-        sample = self._sample() if _is_due(step, self.config.sampling.every) else None
+        sample = self._sample() if is_due(step, self.config.sampling.every) else None
         fingerprint = self.fingerprint if is_measured else None
         if fingerprint:
             self.workers.agree(f"fingerprint after step {step}", fingerprint)
@@ -509,5 +509,6 @@ class Run:
         return run
 
 
-def _is_due(step: int, every: int) -> bool:
+def is_due(step: int, every: int) -> bool:
+    """Whether something is to be done after this step; with ``every`` 0 it never is."""
     return every > 0 and step % every == 0
