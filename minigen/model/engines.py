@@ -9,32 +9,23 @@ from functools import cache
 from typing import Protocol
 
 from minigen.exact.arithmetic import Floats, Integers
+from minigen.model.head import Head
 from minigen.model.rules import Formula
 
 
 class Engine(Protocol):
     """The loops that an engine has."""
 
-    def scatter(self, d: Floats, slots: Integers, total: Floats, start: int = 0) -> None:
-        """Total += Xᵀ·d, in some columns: add each row of d (N, V) to rows of ``total`` (R, W).
+    def scatter(self, d: Floats, slots: Integers, total: Floats, start: int) -> None:
+        """Total += Xᵀ·d, in some columns: add each row of d (n, V) to rows of ``total`` (R, W).
 
-        ``slots`` (N, K) names K rows for each; ``start`` is the first of the W columns of d.
+        ``slots`` (n, K) names K rows for each; ``start`` is the first of the W columns of d.
         """
 
-    def gradients(
-        self,
-        logits: Floats,
-        slots: Integers,
-        unit: float,
-        bias: Floats,
-        targets: Integers,
-        scale: float,
-        d: Floats,
-        losses: Floats,
-    ) -> None:
-        """Fill d (N, V) with p − 1[y] in steps of 1/scale, and losses (N,) in nats.
+    def gradients(self, logits: Floats, slots: Integers, head: Head, d: Floats) -> None:
+        """Fill d (n, V) with p − 1[y] in steps of 1/scale, and the head's losses.
 
-        A prediction's logits are the K rows of ``logits`` (R, V) that its slots (N, K) name, added
+        A prediction's logits are the K rows of ``logits`` (R, V) that its slots (n, K) name, added
         up: integers in steps of ``unit``. d may be ``logits``, where slots count its own rows.
         """
 

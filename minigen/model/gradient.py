@@ -6,7 +6,6 @@ Two ways to compute it, by contexts and by table, add the same integers: the sam
 from dataclasses import dataclass
 from functools import reduce
 from itertools import pairwise
-from math import ldexp
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy as np
 from minigen.errors import OptionError
 from minigen.exact.arithmetic import Floats, Integers, exact_matmul, exact_sum
 from minigen.model import engines
-from minigen.model.head import LOSS_UNIT, total_loss
+from minigen.model.head import LOSS_UNIT, Head, total_loss
 from minigen.model.parallel import blocks, in_parallel, scratch
 
 PASSES = 10  # what the table's passes over the row of a token cost, in products
@@ -69,27 +68,17 @@ def is_cheaper_by_table(tokens: int, rows: int, shape: tuple[int, int]) -> bool:
     return V * (3 * D * (tokens - rows) - PASSES * tokens) > HAND_OVERS
 
 
+@dataclass(frozen=True)
 class Batch:
-    """Predictions, contexts (N, K) and targets (N,), and the weights that make them.
+    """Contexts (N, K), the head that predicts behind them, and the weights that both take.
 
-    ``forward`` are the weights on the logits' grid, ``backward`` on the gradient's, which has
-    ``bits`` bits for d.
+    ``forward`` are the weights on the logits' grid, ``backward`` on the gradient's.
     """
 
-    def __init__(
-        self,
-        contexts: Integers,
-        targets: Integers,
-        forward: Grids,
-        backward: Grids,
-        bias: Floats,
-        bits: int,
-    ):
-        self.contexts, self.targets, self.bias = contexts, targets, bias
-        self.forward, self.backward = forward, backward
-        self.unit, self.scale = forward.E_unit * forward.W_unit, ldexp(1.0, bits)
-        self.losses = np.empty(len(targets))  # in nats
-        self.engine = engines.chosen()
+    contexts: Integers
+    head: Head
+    forward: Grids
+    backward: Grids
 
     def add_up(self, sums: Floats) -> int:
         """Fill ``sums`` (P,) with dE, dW and db, end to end; return Σ nll in ``head.LOSS_UNIT``."""
@@ -101,7 +90,7 @@ class Batch:
             self._by_table(sums, occurs)
         else:
             self._by_contexts(sums)
-        return total_loss(self.losses)
+        return total_loss(self.head.losses)
 
     def _views(self, sums: Floats) -> tuple[Floats, Floats, Floats]:
         """Cut sums (P,) into dE (V, D), dW (K, D, V) and db (V,)."""
@@ -109,14 +98,9 @@ class Batch:
         dW = sums[V * D : -V].reshape(D, K, V).transpose(1, 0, 2)  # so it lies in memory
         return sums[: V * D].reshape(V, D), dW, sums[-V:]
 
-    def _gradients(self, logits: Floats, slots: Integers, rows: slice, d: Floats) -> None:
-        """Fill d (n, V), and the losses, of the predictions ``rows``: see ``Engine``."""
-        how = self.unit, self.bias, self.targets[rows], self.scale
-        self.engine.gradients(logits, slots, *how, d, self.losses[rows])
-
     def _by_contexts(self, sums: Floats) -> None:
         """Add up dW = hᵀ·d, dh = d·Wᵀ, and dE from dh: 3·N·K·D·V multiplications."""
-        K, D, V = self.forward.W.shape
+        engine, (K, D, V) = engines.chosen(), self.forward.W.shape
         matrices = scratch("matrices", 2, K, D, V)
         matrices[0], matrices[1] = self.forward.W, self.backward.W
         W, W_backward = matrices.reshape(2, K * D, V)
@@ -132,15 +116,15 @@ class Batch:
             for rows in blocks(part, V, BLOCK):
                 x = self.contexts[rows]
                 d = exact_matmul(hidden(self.forward.E, x), W, out=scratch("d", len(x), V))
-                self._gradients(d, np.arange(len(x))[:, None], rows, d)
+                engine.gradients(d, np.arange(len(x))[:, None], self.head.of(rows), d)
                 h = hidden(self.backward.E, x)
                 dW += exact_matmul(h.T, d, out=scratch("dW", K * D, V)).reshape(K, D, V)
                 dh = exact_matmul(d, W_backward.T, out=scratch("dh", len(x), K * D))
-                self.engine.scatter(dh.reshape(-1, D), x.reshape(-1, 1), dE)
+                engine.scatter(dh.reshape(-1, D), x.reshape(-1, 1), dE, 0)
                 db += exact_sum(d, axis=0)
             return own
 
-        _, *others = in_parallel(add_up, len(self.targets), K * D * V // 8)
+        _, *others = in_parallel(add_up, len(self.contexts), K * D * V // 8)
         for other in others:
             sums += other
 
@@ -150,7 +134,7 @@ class Batch:
         ``occurs`` (K, V) tells which tokens stand where; they are the R rows of the table. Threads
         share its rows first, then predictions, then columns: none writes beside another.
         """
-        N, (K, D, V) = len(self.targets), self.forward.W.shape
+        engine, (K, D, V), N = engines.chosen(), self.forward.W.shape, len(self.contexts)
         position, token = np.nonzero(occurs)  # (R,) each
         R = len(token)
         number = np.empty((K, V), dtype=np.int64)  # of a row of the table
@@ -169,14 +153,14 @@ class Batch:
 
         def predict(part: slice) -> None:
             rows = slice(block.start + part.start, block.start + part.stop)
-            self._gradients(table, slots[rows], rows, d[part])
+            engine.gradients(table, slots[rows], self.head.of(rows), d[part])
 
         def learn(columns: slice) -> Floats:
             own = dT[R * columns.start : R * columns.stop].reshape(R, -1)
             terms = scratch(f"terms from {columns.start}", R, D)
             if block.start == 0:
                 own[...] = 0.0
-            self.engine.scatter(d, slots[block], own, columns.start)
+            engine.scatter(d, slots[block], own, columns.start)
             if block.stop == N:
                 for W, dW_of_k, rows in zip(self.backward.W, dW, cuts, strict=True):
                     exact_matmul(E_backward[rows].T, own[rows], out=dW_of_k[:, columns])
@@ -190,4 +174,4 @@ class Batch:
             in_parallel(predict, len(d), K * V)
             terms = in_parallel(learn, V, K * N)
         dE[...] = 0.0
-        self.engine.scatter(reduce(np.add, terms), token[:, None], dE)
+        engine.scatter(reduce(np.add, terms), token[:, None], dE, 0)

@@ -1,7 +1,7 @@
 """The output head: hidden representation → logits → log-softmax → loss → gradient p − 1[y]."""
 
 from math import isfinite, ldexp
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -10,6 +10,7 @@ from minigen.arguments import checked
 from minigen.errors import MinigenError, OptionError
 from minigen.exact.arithmetic import (
     Floats,
+    Integers,
     ceil_log2,
     exact_matmul,
     exact_sum,
@@ -138,6 +139,20 @@ def gradient_bits(step_size: int, context_length: int) -> tuple[int, int]:
 def integer_gradient(weight: Any, ratio: Any) -> Any:
     """rint(w·(2^q/S)): p in steps of 2^-q; the caller takes off 2^q at the target."""
     return np.rint(weight * ratio)
+
+
+class Head(NamedTuple):
+    """What a batch's predictions take beside their sums of logits, and their losses."""
+
+    unit: float  # of the logits
+    bias: Floats  # (V,)
+    targets: Integers  # (n,)
+    scale: float  # 2^q
+    losses: Floats  # (n,), in nats
+
+    def of(self, rows: slice) -> "Head":
+        """Return the head of some of the predictions."""
+        return self._replace(targets=self.targets[rows], losses=self.losses[rows])
 
 
 LOSS_UNIT = 2.0**-32  # nats: losses add up as integers of this size

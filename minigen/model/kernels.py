@@ -7,7 +7,7 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from minigen.exact.arithmetic import Floats, Integers, exact_sum, integer_exp, integer_square
-from minigen.model.head import gaps, integer_gradient, log_partition, weight_bits
+from minigen.model.head import Head, gaps, integer_gradient, log_partition, weight_bits
 from minigen.model.parallel import blocks, in_parallel
 from minigen.model.rules import Formula
 
@@ -19,22 +19,14 @@ def one_hot(slots: Integers, rows: int) -> Any:
     return csr_array((np.ones(N * K), slots.reshape(-1), starts), shape=(N, rows))
 
 
-def scatter(d: Floats, slots: Integers, total: Floats, start: int = 0) -> None:
+def scatter(d: Floats, slots: Integers, total: Floats, start: int) -> None:
     """See ``Engine``."""
     total += one_hot(slots, len(total)).T @ d[:, start : start + total.shape[1]]
 
 
-def gradients(
-    logits: Floats,
-    slots: Integers,
-    unit: float,
-    bias: Floats,
-    targets: Integers,
-    scale: float,
-    d: Floats,
-    losses: Floats,
-) -> None:
+def gradients(logits: Floats, slots: Integers, head: Head, d: Floats) -> None:
     """See ``Engine``."""
+    unit, bias, targets, scale, losses = head
     V = len(bias)
     for block in blocks(slice(0, len(d)), V):
         z = (one_hot(slots[block], len(logits)) @ logits) * unit + bias  # (n, V)

@@ -13,7 +13,7 @@ import numpy as np
 from minigen.exact import arithmetic
 from minigen.exact.arithmetic import Floats, Integers, exact_sum, exp_span, exp_table
 from minigen.model import head, numba_cache, rules
-from minigen.model.head import weight_bits
+from minigen.model.head import Head, weight_bits
 from minigen.model.parallel import in_parallel
 from minigen.model.rules import Formula
 
@@ -63,7 +63,8 @@ def _largest(row, scratch):
 
 
 @_loop
-def _scatter(d, slots, total, start):
+def scatter(d, slots, total, start):
+    """See ``Engine``."""
     stop = start + total.shape[1]
     for n in range(len(d)):
         its = d[n][start:stop]
@@ -73,7 +74,7 @@ def _scatter(d, slots, total, start):
 
 
 @_loop
-def _gradients(logits, slots, unit, bias, targets, scale, powers, bits, span, d, losses):
+def _gradients(logits, slots, unit, bias, targets, scale, losses, powers, bits, span, d):
     V = len(bias)
     steps = np.empty(V, np.int32)
     lookup = steps.view(np.uint32)  # spares the test for negative indices
@@ -124,25 +125,10 @@ def _elementwise_loop(formula: Any, inputs: int, outputs: int) -> Any:
     return _loop(known[formula.__name__])
 
 
-def scatter(d: Floats, slots: Integers, total: Floats, start: int = 0) -> None:
+def gradients(logits: Floats, slots: Integers, head: Head, d: Floats) -> None:
     """See ``Engine``."""
-    _scatter(d, slots, total, start)
-
-
-def gradients(
-    logits: Floats,
-    slots: Integers,
-    unit: float,
-    bias: Floats,
-    targets: Integers,
-    scale: float,
-    d: Floats,
-    losses: Floats,
-) -> None:
-    """See ``Engine``."""
-    bits = weight_bits(len(bias))
-    powers, span = exp_table(bits), exp_span(bits)
-    _gradients(logits, slots, unit, bias, targets, scale, powers, bits, span, d, losses)
+    bits = weight_bits(len(head.bias))
+    _gradients(logits, slots, *head, exp_table(bits), bits, exp_span(bits), d)
 
 
 def sum_of_squares(x: Floats, per_unit: float, scale: float) -> float:

@@ -27,7 +27,7 @@ from minigen.exact.arithmetic import (
 from minigen.exact.streams import Stream
 from minigen.model import engines
 from minigen.model.gradient import Batch, Grids, Statistics
-from minigen.model.head import gradient_bits
+from minigen.model.head import Head, gradient_bits
 from minigen.model.parallel import scratch
 from minigen.text.tokenizer import require_tokens
 
@@ -235,7 +235,9 @@ class Model:
         bits, weight_bits = gradient_bits(step_size, self.context_length)
         forward, backward = self.grids_of_step(weight_bits)
         vector = np.empty_like(self.flat) if out is None else out
-        batch = Batch(contexts, targets, forward, backward, self.parameters["b"], bits)
+        unit, losses = forward.E_unit * forward.W_unit, np.empty(len(targets))
+        head = Head(unit, self.parameters["b"], targets, ldexp(1.0, bits), losses)
+        batch = Batch(contexts, head, forward, backward)
         return Statistics(vector, batch.add_up(vector), len(targets), step_size)
 
     def gradient(self, statistics: Statistics, out: Floats | None = None) -> Floats:
