@@ -93,35 +93,39 @@ class Batch:
         return total_loss(self.head.losses)
 
     def _views(self, sums: Floats) -> tuple[Floats, Floats, Floats]:
-        """Cut sums (P,) into dE (V, D), dW (K, D, V) and db (V,)."""
+        """Cut sums (P,) into dE (V, D), dW (D, K, V) and db (V,)."""
         K, D, V = self.forward.W.shape
-        dW = sums[V * D : -V].reshape(D, K, V).transpose(1, 0, 2)  # so it lies in memory
-        return sums[: V * D].reshape(V, D), dW, sums[-V:]
+        return sums[: V * D].reshape(V, D), sums[V * D : -V].reshape(D, K, V), sums[-V:]
 
     def _by_contexts(self, sums: Floats) -> None:
         """Add up dW = hᵀ·d, dh = d·Wᵀ, and dE from dh: 3·N·K·D·V multiplications."""
         engine, (K, D, V) = engines.chosen(), self.forward.W.shape
-        matrices = scratch("matrices", 2, K, D, V)
-        matrices[0], matrices[1] = self.forward.W, self.backward.W
-        W, W_backward = matrices.reshape(2, K * D, V)
+        # Rows of W, and columns of h, in the order in which they lie in memory: (D, K).
+        W, W_backward = (
+            grids.W.transpose(1, 0, 2).reshape(D * K, V) for grids in (self.forward, self.backward)
+        )
 
         def hidden(E: Floats, x: Integers) -> Floats:
-            out = scratch("hidden", len(x), K, D)
-            return E.take(x, axis=0, out=out, mode="clip").reshape(-1, K * D)
+            return E.take(x, axis=0).transpose(0, 2, 1).reshape(len(x), D * K)
 
         def add_up(part: slice) -> Floats:
             own = sums if part.start == 0 else scratch(f"sums from {part.start}", len(sums))
-            own[...] = 0.0
             dE, dW, db = self._views(own)
+            dE[...] = 0.0
+            dW = dW.reshape(D * K, V)
             for rows in blocks(part, V, BLOCK):
                 x = self.contexts[rows]
                 d = exact_matmul(hidden(self.forward.E, x), W, out=scratch("d", len(x), V))
                 engine.gradients(d, np.arange(len(x))[:, None], self.head.of(rows), d)
                 h = hidden(self.backward.E, x)
-                dW += exact_matmul(h.T, d, out=scratch("dW", K * D, V)).reshape(K, D, V)
-                dh = exact_matmul(d, W_backward.T, out=scratch("dh", len(x), K * D))
+                if rows.start == part.start:
+                    exact_matmul(h.T, d, out=dW)
+                    db[...] = exact_sum(d, axis=0)
+                else:
+                    dW += exact_matmul(h.T, d, out=scratch("dW", D * K, V))
+                    db += exact_sum(d, axis=0)
+                dh = exact_matmul(d, W_backward.T).reshape(len(x), D, K).transpose(0, 2, 1)
                 engine.scatter(dh.reshape(-1, D), x.reshape(-1, 1), dE, 0)
-                db += exact_sum(d, axis=0)
             return own
 
         _, *others = in_parallel(add_up, len(self.contexts), K * D * V // 8)
@@ -162,7 +166,9 @@ class Batch:
                 own[...] = 0.0
             engine.scatter(d, slots[block], own, columns.start)
             if block.stop == N:
-                for W, dW_of_k, rows in zip(self.backward.W, dW, cuts, strict=True):
+                for W, dW_of_k, rows in zip(
+                    self.backward.W, dW.transpose(1, 0, 2), cuts, strict=True
+                ):
                     exact_matmul(E_backward[rows].T, own[rows], out=dW_of_k[:, columns])
                     exact_matmul(own[rows], W[:, columns].T, out=terms[rows])
                 db[columns] = exact_sum(own[cuts[0]], axis=0)  # where each prediction has a token
