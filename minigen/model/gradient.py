@@ -110,8 +110,8 @@ class Batch:
 
         def add_up(part: slice) -> Floats:
             own = sums if part.start == 0 else scratch(f"sums from {part.start}", len(sums))
+            own[...] = 0.0
             dE, dW, db = self._views(own)
-            dE[...] = 0.0
             dW = dW.reshape(D * K, V)
             for rows in blocks(part, V, BLOCK):
                 x = self.contexts[rows]
