@@ -8,6 +8,7 @@ import pytest
 
 from minigen.errors import MinigenError
 from minigen.exact.streams import Stream
+from minigen.model import engines, kernels
 from minigen.model.model import Model
 from minigen.model.optimizer import Optimizer, norm
 
@@ -309,11 +310,16 @@ def test_a_resume_after_any_number_of_steps_takes_no_longer_than_the_products_ch
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 @pytest.mark.parametrize("learning_rate", [1e6, 1e150, 1e308])
 @pytest.mark.parametrize("gradient_clip", [0.0, 1.0])
+@pytest.mark.parametrize("engine", ["compiled", "numpy"])
 def test_a_learning_rate_that_diverges_ends_in_a_clear_error_and_no_warning(
-    name, learning_rate, gradient_clip
+    name, learning_rate, gradient_clip, engine, monkeypatch
 ):
+    if engine == "numpy":
+        monkeypatch.setattr(engines, "chosen", lambda: kernels)
     start = Model(257, 2, 3)
     start.initialize(Stream(0, "init"))
+    start.flat *= 9.0  # so that a gradient is larger than one
+    start.changed()
     options = {"learning_rate": learning_rate, "gradient_clip": gradient_clip}
     optimizer = new_optimizer(start.flat.size, name=name, **options)
     contexts, stream = np.array([[1, 2], [3, 4], [2, 1]]), Stream(0, "optimizer")
