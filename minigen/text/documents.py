@@ -84,11 +84,10 @@ def looks_like(start: bytes) -> str | None:
     for signature, kind in _SIGNATURES.items():
         if start.startswith(signature):
             return kind
-    if b"\0" not in start[:4096]:
+    start = start[:4096]
+    if b"\0" not in start:
         return None
-    halves = start[:4096:2], start[1:4096:2]  # of UTF-16, one half is nearly all zeros
-    is_wide = any(2 * half.count(0) > len(half) for half in halves) and not all(map(any, halves))
-    return "UTF-16" if is_wide else "binary data"
+    return "binary data" if any(start[::2]) and any(start[1::2]) else "UTF-16"
 
 
 def whole(data: bytes) -> bytes:
@@ -198,7 +197,7 @@ def _open(path: str, flags: int) -> int:
         return os.open(path, flags)
     except OSError as error:
         cut = path.find("/", max(1, len(path) - 1000))
-        if error.errno != errno.ENAMETOOLONG or len(path) < 1000 or cut < 0:
+        if error.errno != errno.ENAMETOOLONG or cut < 0:
             raise
     folder = _open(path[:cut], os.O_RDONLY)
     try:
