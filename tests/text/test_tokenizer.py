@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from itertools import pairwise
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minigen.errors import MinigenError, OptionError
-from minigen.text.tokenizer import END_OF_TEXT, ByteTokenizer, TextStream, characters
+from minigen.text.tokenizer import END_OF_TEXT, ByteTokenizer, TextStream, _words, characters
 
 FABLE = (
     "The crow — an old one — sat in the old tree. “The tree,” said the crow, “is mine.”\r\n"
@@ -82,20 +83,25 @@ def test_an_id_outside_the_vocabulary_is_refused(ids):
         ByteTokenizer().decode(ids)
 
 
-@pytest.mark.parametrize("ids", [[1.0], ["a"], [2**70]])
+@pytest.mark.parametrize("ids", [[1.0], [True], ["a"], [2**70]])
 def test_an_id_that_is_no_integer_is_refused(ids):
     with pytest.raises(OptionError, match=r"must be (integers|numbers)"):
         ByteTokenizer().decode(ids)
+
+
+def test_one_id_alone_is_decoded_and_so_is_any_type_of_integer():
+    assert ByteTokenizer().decode(104) == ByteTokenizer().decode(np.array([104], "u1")) == b"h"
 
 
 def test_no_ids_are_no_bytes(tokenizer):
     assert tokenizer.decode([]) == b""
 
 
-def test_merges_follow_the_textbook():
+def test_merges_follow_the_textbook(capfd):
     # "aaabdaaabac": aa, then aa + a (4 pairs tie at 2; (a, b) = (97, 98) has the lowest ids).
     assert ByteTokenizer.train([b"aaabdaaabac"], 259).merges == ((97, 97), (97, 98))
     assert ByteTokenizer.train([b"aaabdaaabac"], 259).encode("aaab").ids == [257, 258]
+    assert capfd.readouterr() == ("", "")  # the library would show its progress
 
 
 def test_merges_apply_in_the_order_learned():
@@ -106,6 +112,33 @@ def test_merges_apply_in_the_order_learned():
 def test_merges_stay_inside_words(merged):
     words = [token.strip() for token in map(merged.token_bytes, range(257, 300))]
     assert all(b" " not in word and b"\n" not in word for word in words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["one", " two", "\t", "three", "\n", " ", " four"],
+        [" a", "1", " 2", "bé\xa0", "!?", " «"],
+        ["a\x80\xffZ", "@[`{\x7f/:", "09", "\0"],
+        ["\t\v\f\r", " a", "\r\n", "\n", "  \n", "\v"],
+        ["x" * 60, "x"],
+        [" " + "x" * 60, "x"],
+        ["9" * 60, "9"],
+        [" " + "9" * 60, "9"],
+        ["!" * 60, "!"],
+        [" " + "!" * 60, "!"],
+        [" " * 59 + "\n"],
+        [" " * 60, "\n"],
+        [" " * 60, " \n"],
+        [" " * 60, " ", " a"],
+        [" " * 59, " a"],
+        ["a", "\u0100", "\u0100", " b", " ", "\u0100", "  ", "\u0100"],
+    ],
+)
+def test_a_text_is_cut_into_words_of_one_kind(words):
+    text = "".join(words)
+    found = [word for block in _words(text) for word in block]  # a block for each character
+    assert found == [word for block in _words([text]) for word in block] == words
 
 
 def test_merges_do_not_depend_on_the_order_of_lines_and_documents(merged):
@@ -164,15 +197,26 @@ def test_where_a_long_text_is_cut_changes_no_id(tokenizer):
 
 
 def test_the_control_character_of_a_stream_is_the_control_token(tokenizer):
-    (ids,) = [np.concatenate(list(tokenizer.encode_stream(["the\u0100", " the\u0100"])))]
-    assert ids.tolist().count(END_OF_TEXT) == 2
-    assert tokenizer.decode(ids) == b"the the"
+    texts = ["the\u0100", " crow\u0100 sat in the old\u0100\u0100"]
+    ids = np.concatenate(list(tokenizer.encode_stream(texts)))
+    parts = np.split(ids, np.flatnonzero(ids == END_OF_TEXT))
+    assert [tokenizer.decode(part) for part in parts] == [
+        b"the",
+        b" crow",
+        b" sat in the old",
+        b"",
+        b"",
+    ]
 
 
 def test_forgetting_words_changes_no_id(merged, monkeypatch):
     whole = merged.encode(TEXT).ids
     monkeypatch.setattr("minigen.text.tokenizer._REMEMBERED_WORDS", 3)
     assert merged.encode(TEXT).ids == whole
+    forgetful = ByteTokenizer([(97, 98)])
+    for text, known in (("a b c", {"a", " b", " c"}), ("a", {"a", " b", " c"}), ("d", {"d"})):
+        forgetful.encode(text)
+        assert set(forgetful._tokens_of_word) == known
 
 
 @pytest.mark.parametrize(
@@ -199,21 +243,56 @@ def test_a_state_goes_through_json(tokenizer):
     [
         None,
         {},
+        {"merge": []},
         {"merges": [], "more": 1},
+        {"merges": None},
         {"merges": "ab"},
         {"merges": [[1]]},
+        {"merges": [[1, 2, 3]]},
         {"merges": [[1, 2.0]]},
         {"merges": [[1, True]]},
-        {"merges": [[1, 257]]},
-        {"merges": [[256, 1]]},
-        {"merges": [[-1, 1]]},
-        {"merges": [[1, 2], [1, 2]]},
-        {"merges": [[97, 97]] + [[256 + i, 256 + i] for i in range(1, 60)]},
+        {"merges": [["a", "b"]]},
     ],
 )
-def test_a_damaged_state_is_refused(state):
-    with pytest.raises(MinigenError):
+def test_a_state_of_another_shape_is_refused(state):
+    with pytest.raises(MinigenError, match=r"^a tokenizer must hold a list of pairs of token ids"):
         ByteTokenizer.from_state(state)
+
+
+JOINED = "must join two tokens below {} other than <|endoftext|> (got {}, {}); the tokenizer is dam"
+
+
+@pytest.mark.parametrize(
+    ("merges", "message"),
+    [
+        ([[1, 257]], "merge 0 " + JOINED.format(257, 1, 257)),
+        ([[257, 1]], "merge 0 " + JOINED.format(257, 257, 1)),
+        ([[1, 2], [1, 258]], "merge 1 " + JOINED.format(258, 1, 258)),
+        ([[256, 1]], "merge 0 " + JOINED.format(257, 256, 1)),
+        ([[1, 256]], "merge 0 " + JOINED.format(257, 1, 256)),
+        ([[-1, 1]], "merge 0 " + JOINED.format(257, -1, 1)),
+        ([[1, -1]], "merge 0 " + JOINED.format(257, 1, -1)),
+        ([[1, 2], [1, 2]], "two merges spell the same token; the tokenizer is damaged"),
+        ([[1, 2], [2, 3], [1, 258], [257, 3]], "two merges spell the same token"),
+        (
+            [[97, 97]] + [[256 + i, 256 + i] for i in range(1, 6)],
+            "token 262 must be at most 61 bytes long (got 64); the tokenizer is damaged",
+        ),
+        (
+            [[97, 97]] + [[256 + i, 97] for i in range(1, 61)],
+            "token 317 must be at most 61 bytes long (got 62); the tokenizer is damaged",
+        ),
+    ],
+)
+def test_damaged_merges_are_refused_before_they_fill_the_memory(merges, message):
+    with pytest.raises(MinigenError, match="^" + re.escape(message)):
+        ByteTokenizer.from_state({"merges": merges})
+
+
+def test_merges_may_join_the_first_and_the_last_token_up_to_61_bytes():
+    merges = [(0, 255), (257, 0), (0, 258), *((259 + i, 97) for i in range(57))]
+    assert ByteTokenizer(merges).merges == tuple(merges)
+    assert len(ByteTokenizer(merges).token_bytes(256 + len(merges))) == 61
 
 
 def test_the_byte_vocabulary_does_not_import_the_library():
@@ -229,7 +308,9 @@ def test_the_byte_vocabulary_does_not_import_the_library():
 def test_a_large_vocabulary_takes_wider_ids():
     pairs = [(left, right) for left in range(256) for right in range(256)]
     assert ByteTokenizer(pairs[: 65536 - 257]).dtype == np.uint16
-    assert ByteTokenizer(pairs[: 65537 - 257]).dtype == np.uint32
+    wide = ByteTokenizer([*pairs[: 65536 - 257], (255, 255)])
+    assert wide.dtype == np.uint32
+    assert wide.encode(b"\xff\xff \0\0").ids == [65536, 32, 257]
 
 
 def test_an_emoji_streamed_byte_by_byte_is_one_character():
@@ -240,9 +321,15 @@ def test_an_emoji_streamed_byte_by_byte_is_one_character():
 
 def test_what_never_becomes_a_character_is_replaced():
     stream = TextStream()
+    assert stream.is_between
     assert stream.push(b"a\xffb") == "a\ufffdb"
     assert stream.push("😀".encode()[:2]) == ""
+    assert not stream.is_between
+    assert stream.push(b"c") == "\ufffdc"
+    assert stream.is_between
+    assert stream.push(b"d" + "😀".encode()[:3]) == "d"
     assert stream.close() == "\ufffd"
+    assert stream.is_between
     assert stream.push(b"c") == "c"
 
 
@@ -256,6 +343,8 @@ def test_a_stream_gives_the_text_wherever_it_is_cut(text, size):
 
 def test_characters_are_bytes():
     assert characters("é") == characters("é".encode()) == "\xc3\xa9"
+    with pytest.raises(OptionError, match=r"^a text must be a str or bytes \(got 5\)$"):
+        characters(5)
 
 
 def test_several_lists_of_ids_are_refused_and_not_run_together():
