@@ -123,13 +123,16 @@ def test_a_path_is_opened_however_long_it_is_and_no_descriptor_stays_open(tmp_pa
         deeper = os.open(name, os.O_RDONLY, dir_fd=here)
         os.close(here)
         here = deeper
-        os.close(os.open(f"text-{depth}", os.O_CREAT, dir_fd=here))
+        file = os.open(f"text-{depth}", os.O_CREAT | os.O_WRONLY, dir_fd=here)
+        os.write(file, b"%d" % depth)
+        os.close(file)
     os.close(here)
     descriptors = Path("/proc/self/fd")
     before = len(list(descriptors.iterdir())) if descriptors.exists() else 0
     sources = find(tmp_path)
     assert sorted(len(source.name) for source in sources)[-1] > 6000
-    assert [b"".join(source.blocks()) for source in sources] == [b""] * 30
+    texts = {source.name.rpartition("-")[2]: b"".join(source.blocks()) for source in sources}
+    assert texts == {str(depth): b"%d" % depth for depth in range(30)}
     with pytest.raises(MinigenError, match="File name too long"):
         find(tmp_path / ("n" * 300))
     with pytest.raises(MinigenError, match="File name too long"):
