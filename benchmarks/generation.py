@@ -11,7 +11,7 @@ import torch
 from benchmarks import peers
 from benchmarks.harness import Table, rounds
 from minigen import Config, Policy, Run
-from minigen.decoding.generation import generate
+from minigen.decoding.generation import Task, generate
 from minigen.exact.streams import Stream
 from minigen.text.tokenizer import END_OF_TEXT
 
@@ -57,7 +57,7 @@ def minigen_generation(run: Run, policy: Policy, streams: int) -> Callable[[], N
     def call() -> None:
         words = [Stream(0, f"inference/{i}") for i in range(streams)]
         pieces = generate(
-            run.model, run.tokenizer, [""] * streams, policy, words, max_new_tokens=TOKENS
+            Task(run.model, run.tokenizer, policy, max_new_tokens=TOKENS), [""] * streams, words
         )
         for _ in pieces:
             pass

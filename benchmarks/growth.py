@@ -6,7 +6,7 @@ from pathlib import Path
 from benchmarks.harness import Table, rounds
 from benchmarks.shapes import draw_batches, tokens
 from benchmarks.training import minigen_step
-from minigen.decoding.generation import generate
+from minigen.decoding.generation import Task, generate
 from minigen.decoding.policy import Policy
 from minigen.exact.streams import Stream
 from minigen.model.model import Model
@@ -46,7 +46,7 @@ def run(text: bytes) -> list[Table]:
     model.initialize(Stream(0, "init"))
     policy = Policy(repetition_penalty=1.1, suppress_tokens=(END_OF_TEXT,))
     streams = [Stream(0, "inference")]
-    pieces = generate(model, tokenizer, [""], policy, streams, max_new_tokens=TOKENS)
+    pieces = generate(Task(model, tokenizer, policy, max_new_tokens=TOKENS), [""], streams)
     step = minigen_step((257, 8, 32), draw_batches(tokens(text, 257), 64, 8))
     for part in range(1, 6):
         start = time.perf_counter()

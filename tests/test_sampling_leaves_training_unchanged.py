@@ -17,7 +17,7 @@ import pytest
 
 from minigen import Config, Policy, Run, Stream
 from minigen.decoding.beams import beam_search
-from minigen.decoding.generation import complete, generate
+from minigen.decoding.generation import Task, complete, generate
 from minigen.decoding.speculation import speculate
 
 STEPS = 12
@@ -88,14 +88,14 @@ def filters_and_penalties(run):
 
 
 def beams(run):
-    beam_search(run.model, run.tokenizer, "The fox", num_beams=3, max_new_tokens=5)
+    beam_search(Task(run.model, run.tokenizer, max_new_tokens=5), "The fox", num_beams=3)
 
 
 def speculation(run):
     draft = new_run()
     streams = [(run.streams["inference"], Stream(0, "inference/accept"))]
-    pair = run.model, run.tokenizer, draft.model, draft.tokenizer
-    complete(speculate(*pair, ["The fox"], Policy(), streams, max_new_tokens=5))
+    task = Task(run.model, run.tokenizer, max_new_tokens=5)
+    complete(speculate(task, draft.model, draft.tokenizer, ["The fox"], streams))
 
 
 def many_texts(run):
@@ -169,7 +169,9 @@ def test_numpys_global_generator_is_neither_read_nor_moved():
 def test_text_that_is_never_read_to_its_end_leaves_them_too(in_silence):
     def interrupted(run):
         streams = [run.streams["inference"]]
-        pieces = generate(run.model, run.tokenizer, ["The"], Policy(), streams, max_new_tokens=9)
+        pieces = generate(
+            Task(run.model, run.tokenizer, Policy(), max_new_tokens=9), ["The"], streams
+        )
         next(pieces)
 
     assert train(new_run(), interrupted) == in_silence

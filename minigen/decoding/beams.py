@@ -19,7 +19,7 @@ from minigen.decoding.policy import OPTIONS, DeadEndError, Policy
 from minigen.errors import OptionError
 from minigen.exact.arithmetic import Floats, Integers, exp, log
 from minigen.model import head
-from minigen.text.tokenizer import END_OF_TEXT, ByteTokenizer, Text, Texts
+from minigen.text.tokenizer import END_OF_TEXT, Text
 
 SMALLEST = 2.0**-1022  # of the normal numbers
 
@@ -130,23 +130,13 @@ def search(
 
 
 def beam_search(
-    model: LanguageModel,
-    tokenizer: ByteTokenizer,
-    prompt: Text,
-    policy: Policy | None = None,
-    *,
-    num_beams: int,
-    length_penalty: float = 1.0,
-    max_new_tokens: int = 200,
-    stop: Text | Texts = (),
-    log_probabilities: bool = False,
+    task: Task, prompt: Text, *, num_beams: int, length_penalty: float = 1.0
 ) -> list[Continuation]:
     """Return up to B continuations of a prompt, best first, each with its score.
 
     No random word is drawn: a policy that filters or scales raises OptionError.
     """
-    policy = policy or Policy()
-    for name, value in policy.changed.items():
+    for name, value in task.policy.changed.items():
         if OPTIONS[name].samples:
             raise OptionError(
                 f"beams take no sampling options (got {name}={value}); "
@@ -155,14 +145,13 @@ def beam_search(
     check_count("num_beams", num_beams)
     if not isfinite(length_penalty):
         raise OptionError(f"length_penalty must be finite (got {length_penalty}); 0 is off")
-    task = Task(model, tokenizer, policy, max_new_tokens, stop, log_probabilities)
     found = search(
-        model,
-        tokenizer.encode(prompt).ids,
-        policy,
+        task.model,
+        task.tokenizer.encode(prompt).ids,
+        task.policy,
         num_beams=num_beams,
         length_penalty=length_penalty,
-        max_new_tokens=max_new_tokens,
+        max_new_tokens=task.max_new_tokens,
         stops=task.stops,
         token_bytes=task.token_bytes,
     )

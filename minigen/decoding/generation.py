@@ -141,23 +141,24 @@ class TextWriter:
 class Task:
     """What the texts of one call have in common: who writes them, how, and where they end.
 
-    Raises OptionError or MinigenError where these do not go together.
+    ``stop`` holds a string or several, before which a text ends; ``log_probabilities`` asks for
+    those of its tokens. Raises OptionError or MinigenError where these do not go together.
     """
 
     def __init__(
         self,
         model: LanguageModel,
         tokenizer: ByteTokenizer,
-        policy: Policy,
-        max_new_tokens: int,
-        stop: Text | Texts,
-        log_probabilities: bool,
+        policy: Policy | None = None,
+        max_new_tokens: int = 200,
+        stop: Text | Texts = (),
+        log_probabilities: bool = False,
     ):
+        self.model, self.tokenizer, self.policy = model, tokenizer, policy or Policy()
+        self.max_new_tokens, self.log_probabilities = max_new_tokens, log_probabilities
         check_vocabulary(model, tokenizer)
         check_count("max_new_tokens", max_new_tokens)
-        policy.check_ids(model.vocab_size)
-        self.model, self.tokenizer, self.policy = model, tokenizer, policy
-        self.max_new_tokens, self.log_probabilities = max_new_tokens, log_probabilities
+        self.policy.check_ids(model.vocab_size)
         self.stops, self.token_bytes = StopStrings(stop), cache(tokenizer.token_bytes)
 
 
@@ -292,15 +293,7 @@ def check_prompts(
 
 
 def generate(
-    model: LanguageModel,
-    tokenizer: ByteTokenizer,
-    prompts: Iterable[Text],
-    policy: Policy,
-    streams: Iterable[Stream] | None = None,
-    *,
-    max_new_tokens: int = 200,
-    stop: Text | Texts = (),
-    log_probabilities: bool = False,
+    task: Task, prompts: Iterable[Text], streams: Iterable[Stream] | None = None
 ) -> Iterator[Piece]:
     """Continue every prompt, a batch at a time; yield each token as it is chosen, row by row.
 
@@ -310,10 +303,9 @@ def generate(
     token ends there. Prompts and streams are read as they are needed. Errors: OptionError,
     MinigenError.
     """
-    task = Task(model, tokenizer, policy, max_new_tokens, stop, log_probabilities)
-    takes = "a stream of its own"
+    policy, takes = task.policy, "a stream of its own"
     check_prompts(prompts, policy, streams, takes)
-    height = max(1, min(_MOST_ROWS, _MOST_LOGITS // model.vocab_size))
+    height = max(1, min(_MOST_ROWS, _MOST_LOGITS // task.model.vocab_size))
 
     def batches() -> Iterator[Piece]:
         rows = (Row(task, i, prompt) for i, prompt in enumerate(prompts))

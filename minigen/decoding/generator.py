@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from itertools import cycle, repeat
 from pathlib import Path
-from typing import Any, Unpack, overload
+from typing import Unpack, overload
 
 from minigen.arguments import checked
 from minigen.decoding import candidates, scoring
 from minigen.decoding.beams import beam_search
 from minigen.decoding.candidates import Decision
-from minigen.decoding.generation import Continuation, Piece, check_count, complete, generate
+from minigen.decoding.generation import Continuation, Piece, Task, check_count, complete, generate
 from minigen.decoding.policy import Policy, PolicyOptions
 from minigen.decoding.scoring import Evaluation, Score
 from minigen.decoding.speculation import speculate
@@ -141,41 +141,33 @@ class Generator:
         smaller generator with the same tokenizer, which proposes ``num_draft_tokens`` at a time
         (speculation); ``log_probabilities`` adds the model's own for each token, in nats.
         """
-        policy = Policy.of(policy, options)
         check_count("num_samples", num_samples)
+        whole = Policy.of(policy, options)
+        task = Task(self.model, self.tokenizer, whole, max_new_tokens, stop, log_probabilities)
         # Read as they are needed: any number of prompts and samples takes no memory.
         texts = (prompt for prompt in prompts for _ in range(num_samples))
         names = (f"inference/{i}" if i else "inference" for i in cycle(range(num_samples)))
         shared = self._stream() if self._stream and seed is None else None
         own = copy(shared)  # since two threads may draw from it at once
         number = 0 if seed is None else seed
-        common: dict[str, Any] = {
-            "max_new_tokens": max_new_tokens,
-            "stop": stop,
-            "log_probabilities": log_probabilities,
-        }
         pieces: Iterator[Piece]
         if draft is not None:
             pairs = ((Stream(number, f"{n}/draft"), Stream(number, f"{n}/accept")) for n in names)
             pieces = speculate(
-                self.model,
-                self.tokenizer,
+                task,
                 draft.model,
                 draft.tokenizer,
                 texts,
-                policy,
                 repeat((own, own)) if own else pairs,
                 num_draft_tokens=num_draft_tokens,
-                **common,
             )
         elif own is None:
-            streams = (Stream(number, name) for name in names)
-            pieces = generate(self.model, self.tokenizer, texts, policy, streams, **common)
+            pieces = generate(task, texts, (Stream(number, name) for name in names))
         else:  # one stream gives its words to one text after the other
             pieces = (
                 piece._replace(row=row)
                 for row, text in enumerate(texts)
-                for piece in generate(self.model, self.tokenizer, [text], policy, [own], **common)
+                for piece in generate(task, [text], [own])
             )
         return pieces if shared is None or own is None else _moving(shared, own, pieces)
 
@@ -197,17 +189,9 @@ class Generator:
         A score is the log-probability in nats divided by the length to the power of
         ``length_penalty``. No random number is drawn: an option that shapes a draw is refused.
         """
-        return beam_search(
-            self.model,
-            self.tokenizer,
-            prompt,
-            Policy.of(policy, options),
-            num_beams=num_beams,
-            length_penalty=length_penalty,
-            max_new_tokens=max_new_tokens,
-            stop=stop,
-            log_probabilities=log_probabilities,
-        )
+        whole = Policy.of(policy, options)
+        task = Task(self.model, self.tokenizer, whole, max_new_tokens, stop, log_probabilities)
+        return beam_search(task, prompt, num_beams=num_beams, length_penalty=length_penalty)
 
     @checked
     def score(self, text: Text) -> Score:

@@ -21,11 +21,11 @@ from minigen.decoding.generation import (
     check_vocabulary,
     padded_contexts,
 )
-from minigen.decoding.policy import DeadEndError, Policy, draw
+from minigen.decoding.policy import DeadEndError, draw
 from minigen.errors import MinigenError
 from minigen.exact.arithmetic import Floats, exact_sum
 from minigen.exact.streams import Stream
-from minigen.text.tokenizer import END_OF_TEXT, ByteTokenizer, Text, Texts
+from minigen.text.tokenizer import END_OF_TEXT, ByteTokenizer, Text
 
 
 class Choices:
@@ -99,18 +99,13 @@ def speculative_round(
 
 
 def speculate(
-    model: LanguageModel,
-    tokenizer: ByteTokenizer,
+    task: Task,
     draft: LanguageModel,
     draft_tokenizer: ByteTokenizer,
     prompts: Iterable[Text],
-    policy: Policy,
     streams: Iterable[tuple[Stream, Stream]] | None = None,
     *,
     num_draft_tokens: int = 4,
-    max_new_tokens: int = 200,
-    stop: Text | Texts = (),
-    log_probabilities: bool = False,
 ) -> Iterator[Piece]:
     """Continue prompts one after the other; yield each token once it is certain.
 
@@ -119,17 +114,16 @@ def speculate(
     needs none. A text to which the policy leaves no token ends there, and a draft in that place
     stops proposing. A draft with another tokenizer raises MinigenError.
     """
-    task = Task(model, tokenizer, policy, max_new_tokens, stop, log_probabilities)
     check_vocabulary(draft, draft_tokenizer)
     check_count("num_draft_tokens", num_draft_tokens)
-    if draft_tokenizer.state() != tokenizer.state():
+    if draft_tokenizer.state() != task.tokenizer.state():
         raise MinigenError(
             f"a draft must have the tokenizer of its target (got {draft_tokenizer.vocab_size} "
-            f"tokens, other than the target's {tokenizer.vocab_size}); train both with one"
+            f"tokens, other than the target's {task.tokenizer.vocab_size}); train both with one"
         )
-    check_prompts(prompts, policy, streams, "two streams")
+    check_prompts(prompts, task.policy, streams, "two streams")
     choices: Iterable[Choices] = repeat(Choices(lambda: 0, lambda: 0))
-    if not policy.greedy:
+    if not task.policy.greedy:
         choices = (Choices(*(stream.word for stream in pair)) for pair in streams or ())
     return (
         piece

@@ -7,7 +7,7 @@ from operator import add
 import numpy as np
 
 from minigen.decoding.beams import beam_search
-from minigen.decoding.generation import complete, generate, padded_contexts
+from minigen.decoding.generation import Task, complete, generate, padded_contexts
 from minigen.decoding.policy import Policy
 from minigen.decoding.speculation import speculate
 from minigen.errors import MinigenError
@@ -38,23 +38,17 @@ def by_sampling(run: Run) -> None:
 
 def by_beams(run: Run) -> None:
     """Search with three beams."""
-    beam_search(run.model, run.tokenizer, PROMPTS[0], num_beams=3, max_new_tokens=TOKENS)
+    task = Task(run.model, run.tokenizer, max_new_tokens=TOKENS)
+    beam_search(task, PROMPTS[0], num_beams=3)
 
 
 def by_speculation(run: Run) -> None:
     """Let an untrained model propose tokens."""
     draft = Model(run.model.vocab_size, run.model.context_length, run.model.embedding_dim)
     draft.initialize(Stream(run.config.run.seed, "init"))
-    pieces = speculate(
-        run.model,
-        run.tokenizer,
-        draft,
-        run.tokenizer,
-        PROMPTS[:1],
-        Policy(),
-        [(Stream(0, "inference/draft"), Stream(0, "inference/accept"))],
-        max_new_tokens=TOKENS,
-    )
+    task = Task(run.model, run.tokenizer, max_new_tokens=TOKENS)
+    streams = [(Stream(0, "inference/draft"), Stream(0, "inference/accept"))]
+    pieces = speculate(task, draft, run.tokenizer, PROMPTS[:1], streams)
     complete(pieces)
 
 
@@ -202,14 +196,8 @@ def replay(lab: Laboratory) -> Claim:
     policy = Policy(min_new_tokens=TOKENS)
 
     def texts(rows: tuple[int, ...], streams: list[Stream]) -> dict[int, list[int]]:
-        pieces = generate(
-            run.model,
-            run.tokenizer,
-            [PROMPTS[row] for row in rows],
-            policy,
-            streams,
-            max_new_tokens=TOKENS,
-        )
+        task = Task(run.model, run.tokenizer, policy, max_new_tokens=TOKENS)
+        pieces = generate(task, [PROMPTS[row] for row in rows], streams)
         return {row: text.token_ids for row, text in zip(rows, complete(pieces), strict=True)}
 
     def own(rows: tuple[int, ...], seed: int = 0) -> dict[int, list[int]]:

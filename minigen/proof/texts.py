@@ -85,20 +85,12 @@ def _pieces(claim: dict[str, Any], model: Generator, draft: Generator | None) ->
     policy, prompt = _policy(claim), claim["prompt"]
     if not isinstance(prompt, str):
         raise TypeError("its prompt must be a string")
-    common = {
-        "max_new_tokens": claim["max_new_tokens"],
-        "stop": tuple(claim["stop"]),
-        "log_probabilities": True,
-    }
+    task = Task(
+        model.model, model.tokenizer, policy, claim["max_new_tokens"], tuple(claim["stop"]), True
+    )
     if "num_beams" in claim:
         best, *_ = beam_search(
-            model.model,
-            model.tokenizer,
-            prompt,
-            policy,
-            num_beams=claim["num_beams"],
-            length_penalty=claim["length_penalty"],
-            **common,
+            task, prompt, num_beams=claim["num_beams"], length_penalty=claim["length_penalty"]
         )
         return iter([Piece(0, None, best.text, best)])
     seed, sample = claim["seed"], claim["sample"]
@@ -107,18 +99,12 @@ def _pieces(claim: dict[str, Any], model: Generator, draft: Generator | None) ->
     seed = 0 if policy.greedy else seed  # no word of a stream is drawn then
     name = f"inference/{sample}" if sample else "inference"
     if draft and "draft" in claim:
+        pairs = [(Stream(seed, f"{name}/draft"), Stream(seed, f"{name}/accept"))]
+        count = claim["num_draft_tokens"]
         return speculate(
-            model.model,
-            model.tokenizer,
-            draft.model,
-            draft.tokenizer,
-            [prompt],
-            policy,
-            [(Stream(seed, f"{name}/draft"), Stream(seed, f"{name}/accept"))],
-            num_draft_tokens=claim["num_draft_tokens"],
-            **common,
+            task, draft.model, draft.tokenizer, [prompt], pairs, num_draft_tokens=count
         )
-    return generate(model.model, model.tokenizer, [prompt], policy, [Stream(seed, name)], **common)
+    return generate(task, [prompt], [Stream(seed, name)])
 
 
 def _compare(number: int, claim: dict[str, Any], pieces: Iterator[Piece]) -> Verdict:

@@ -11,7 +11,7 @@ from threading import Event
 from types import FrameType
 from typing import Any
 
-from minigen.decoding.generation import complete, generate
+from minigen.decoding.generation import Task, complete, generate
 from minigen.decoding.policy import Policy
 from minigen.exact.streams import Stream
 from minigen.proof.experiments import PROMPTS, claim
@@ -161,7 +161,8 @@ def threads(lab: Laboratory) -> Claim:
 
     def texts(model: Any, streams: Sequence[Stream]) -> list[list[int]]:
         policy = Policy(min_new_tokens=TOKENS)
-        pieces = generate(model, run.tokenizer, PROMPTS, policy, streams, max_new_tokens=TOKENS)
+        task = Task(model, run.tokenizer, policy, max_new_tokens=TOKENS)
+        pieces = generate(task, PROMPTS, streams)
         return [text.token_ids for text in complete(pieces)]
 
     def own(seed: int) -> list[Stream]:

@@ -17,8 +17,9 @@ import pytest
 from minigen import Generator, Policy, Run, cli, load
 from minigen.cli.demo import _free_folder
 from minigen.cli.outlets import Outlet
-from minigen.decoding import generation, speculation
 from minigen.decoding.beams import beam_search
+from minigen.decoding.generation import Task
+from minigen.decoding.speculation import speculate
 from minigen.training.config import Config
 from tests.conftest import TINY, TINY_SETTINGS, Result
 
@@ -543,14 +544,12 @@ def test_a_default_of_generate_is_the_same_wherever_it_stands() -> None:
     assert defaults["num_draft_tokens"] == 4
     compared = set()
     for function in (
-        Generator.generate,
-        Generator.stream,
         Generator.pieces,
         Generator.beams,
         Run.generate,
         beam_search,
-        generation.generate,
-        speculation.speculate,
+        Task,
+        speculate,
     ):
         for name, parameter in inspect.signature(function).parameters.items():
             # Of beams the command has one, which is none; the library's search asks for several.

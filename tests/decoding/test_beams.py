@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from minigen.decoding.beams import beam_search, best_first, length_power, search
-from minigen.decoding.generation import complete, generate
+from minigen.decoding.generation import Task, complete, generate
 from minigen.decoding.policy import Policy
 from minigen.errors import OptionError
 from minigen.exact.streams import Stream
@@ -122,14 +122,18 @@ def test_equal_scores_keep_the_order_of_ids():
 def test_one_beam_is_greedy_where_no_text_ends():
     policy = Policy(suppress_tokens=[END_OF_TEXT], no_repeat_ngram_size=2, frequency_penalty=0.5)
     greedy = replace(policy, temperature=0)
-    text = beam_search(small_model(), TOKENIZER, "so", policy, num_beams=1, max_new_tokens=30)[0]
-    expected = complete(generate(small_model(), TOKENIZER, ["so"], greedy, max_new_tokens=30))[0]
+    text = beam_search(
+        Task(small_model(), TOKENIZER, policy, max_new_tokens=30), "so", num_beams=1
+    )[0]
+    expected = complete(
+        generate(Task(small_model(), TOKENIZER, greedy, max_new_tokens=30), ["so"])
+    )[0]
     assert text.token_ids == expected.token_ids
 
 
 def test_the_score_is_the_mean_log_probability_at_length_penalty_one():
-    options = {"num_beams": 3, "max_new_tokens": 7, "log_probabilities": True}
-    texts = beam_search(small_model(), TOKENIZER, "so", **options)
+    task = Task(small_model(), TOKENIZER, max_new_tokens=7, log_probabilities=True)
+    texts = beam_search(task, "so", num_beams=3)
     assert len(texts) == 3
     for text in texts:
         mean = sum(text.log_probabilities) / len(text.token_ids)
@@ -139,11 +143,9 @@ def test_the_score_is_the_mean_log_probability_at_length_penalty_one():
 @pytest.mark.parametrize("length_penalty", [-1e300, -1000.0, 1000.0, 1e300])
 def test_no_length_penalty_is_too_large(length_penalty):
     texts = beam_search(
-        small_model(),
-        TOKENIZER,
+        Task(small_model(), TOKENIZER, max_new_tokens=7),
         "so",
         num_beams=3,
-        max_new_tokens=7,
         length_penalty=length_penalty,
     )
     assert len(texts) == 3
@@ -152,7 +154,7 @@ def test_no_length_penalty_is_too_large(length_penalty):
 
 def test_more_beams_find_a_text_at_least_as_likely():
     scores = [
-        beam_search(small_model(), TOKENIZER, "so", num_beams=n, max_new_tokens=6)[0].score
+        beam_search(Task(small_model(), TOKENIZER, max_new_tokens=6), "so", num_beams=n)[0].score
         for n in (1, 64)
     ]
     assert scores[0] < scores[1]
@@ -165,7 +167,10 @@ def test_beams_end_at_stop_strings_and_end_of_text():
     table[ord("b"), ord("c")] = 3.0
     table[ord("b"), END_OF_TEXT] = 2.5
     texts = beam_search(
-        Bigrams(table), TOKENIZER, "x", num_beams=2, stop="c", max_new_tokens=9, length_penalty=0
+        Task(Bigrams(table), TOKENIZER, stop="c", max_new_tokens=9),
+        "x",
+        num_beams=2,
+        length_penalty=0,
     )
     assert [(t.text, t.finish_reason) for t in texts] == [("ab", "stop"), ("ab", "end_of_text")]
 
@@ -176,7 +181,10 @@ def test_a_stop_string_begins_in_the_text_of_the_beam_that_it_ends():
     table[[*b"ca"], ord("b")] = 5.0
     table[ord("b"), ord("d")] = 5.0
     texts = beam_search(
-        Bigrams(table), TOKENIZER, "x", num_beams=2, stop="ab", max_new_tokens=3, length_penalty=0
+        Task(Bigrams(table), TOKENIZER, stop="ab", max_new_tokens=3),
+        "x",
+        num_beams=2,
+        length_penalty=0,
     )
     ends = [(t.text, t.finish_reason, bytes(t.token_ids)) for t in texts]
     assert sorted(ends) == [("", "stop", b"ab"), ("cbd", "length", b"cbd")]
@@ -220,8 +228,10 @@ def test_penalties_see_the_history_of_each_beam():
     ],
 )
 def test_what_beams_cannot_do_is_refused(options, message):
+    options = dict(options)
+    of_task = {k: options.pop(k) for k in ("policy", "max_new_tokens") if k in options}
     with pytest.raises(OptionError, match=message):
-        beam_search(small_model(), TOKENIZER, "a", **{"num_beams": 2, **options})
+        beam_search(Task(small_model(), TOKENIZER, **of_task), "a", **{"num_beams": 2, **options})
 
 
 def test_powers_of_a_length_are_exact_at_zero_and_one():

@@ -7,7 +7,7 @@ import pytest
 
 from minigen import Config, Run
 from minigen.decoding.beams import beam_search, search
-from minigen.decoding.generation import complete, generate
+from minigen.decoding.generation import Task, complete, generate
 from minigen.decoding.policy import DeadEndError, Policy
 from minigen.decoding.speculation import speculate
 from minigen.errors import MinigenError
@@ -36,7 +36,7 @@ class Letters:
 
 def texts(model, prompts, policy, count=None, **options):
     streams = [Stream(0, f"inference/{i}") for i in range(len(prompts))]
-    return complete(generate(model, TOKENIZER, prompts, policy, streams, **options))
+    return complete(generate(Task(model, TOKENIZER, policy, **options), prompts, streams))
 
 
 # No letter twice: behind "abc" there is room for five.
@@ -52,16 +52,8 @@ LETTERS = Letters(1, b"abcdefgh", end=False)
 def test_a_text_in_a_dead_end_leaves_its_neighbours_as_they_are(prompts):
     together = texts(LETTERS, prompts, STUCK, max_new_tokens=4, log_probabilities=True)
     for i, (prompt, text) in enumerate(zip(prompts, together, strict=True)):
-        streams = [Stream(0, f"inference/{i}")]
-        alone = generate(
-            LETTERS,
-            TOKENIZER,
-            [prompt],
-            STUCK,
-            streams,
-            max_new_tokens=4,
-            log_probabilities=True,
-        )
+        task = Task(LETTERS, TOKENIZER, STUCK, max_new_tokens=4, log_probabilities=True)
+        alone = generate(task, [prompt], [Stream(0, f"inference/{i}")])
         assert complete(alone) == [text]
         assert (text.finish_reason == "dead_end") == (prompt == "abcdefgh")
 
@@ -75,7 +67,7 @@ def test_a_dead_end_keeps_the_text_so_far_and_says_which_rules_left_nothing():
 
 def test_a_dead_end_draws_no_word_and_releases_what_was_held_back():
     stream = Stream(0, "inference")
-    pieces = [*generate(LETTERS, TOKENIZER, ["abcdefg"], STUCK, [stream], stop="hh")]
+    pieces = [*generate(Task(LETTERS, TOKENIZER, STUCK, stop="hh"), ["abcdefg"], [stream])]
     assert [(p.token_id, p.text) for p in pieces] == [(ord("h"), ""), (None, "h")]
     assert stream.position == 1
 
@@ -149,10 +141,11 @@ def test_greedy_speculation_is_greedy_generation_in_2000_cases_with_dead_ends():
             "max_new_tokens": int(words.integers(1, 8)[0]) + 1,
             "stop": [(), "ca", ("bb", "a")][words.integers(1, 3)[0]],
         }
-        expected = complete(generate(model, TOKENIZER, [prompt], policy, **options))
-        num_draft_tokens = int(words.integers(1, 5)[0]) + 1
-        options["num_draft_tokens"] = num_draft_tokens
-        got = complete(speculate(model, TOKENIZER, draft, TOKENIZER, [prompt], policy, **options))
+        task = Task(model, TOKENIZER, policy, **options)
+        expected = complete(generate(task, [prompt]))
+        count = int(words.integers(1, 5)[0]) + 1
+        pieces = speculate(task, draft, TOKENIZER, [prompt], num_draft_tokens=count)
+        got = complete(pieces)
         for a, b in zip(got, expected, strict=True):
             assert (a.token_ids, a.text, a.finish_reason, a.explanation) == (
                 b.token_ids,
@@ -170,20 +163,21 @@ def test_a_draft_in_a_dead_end_stops_proposing_and_the_target_is_asked_for_what_
     model = Letters(0)
     model.table = table
     policy = Policy(temperature=0, no_repeat_ngram_size=2)
-    options = {"max_new_tokens": 3}
-    plain = complete(generate(model, TOKENIZER, ["zb"], policy, **options))[0]
-    drafted = complete(speculate(model, TOKENIZER, model, TOKENIZER, ["zb"], policy, **options))[0]
+    task = Task(model, TOKENIZER, policy, max_new_tokens=3)
+    plain = complete(generate(task, ["zb"]))[0]
+    drafted = complete(speculate(task, model, TOKENIZER, ["zb"]))[0]
     assert plain.text == drafted.text == "bab"
     assert plain.finish_reason == drafted.finish_reason == "length"
 
 
 def test_sampled_speculation_ends_in_a_dead_end_too():
     pair = Stream(0, "inference/draft"), Stream(0, "inference/accept")
-    pieces = speculate(LETTERS, TOKENIZER, LETTERS, TOKENIZER, ["abc"], STUCK, [pair])
+    task = Task(LETTERS, TOKENIZER, STUCK)
+    pieces = speculate(task, LETTERS, TOKENIZER, ["abc"], [pair])
     text = complete(pieces)[0]
     assert (text.finish_reason, sorted(text.text)) == ("dead_end", [*"defgh"])
     assert text.acceptance_rate == 1.0
-    nothing = speculate(LETTERS, TOKENIZER, LETTERS, TOKENIZER, ["abcdefgh"], STUCK, [pair])
+    nothing = speculate(task, LETTERS, TOKENIZER, ["abcdefgh"], [pair])
     assert complete(nothing)[0].acceptance_rate == 0.0
 
 
@@ -257,11 +251,13 @@ def test_beams_find_what_trying_every_text_finds_with_dead_ends_among_them():
 
 
 def test_where_all_beams_die_the_best_dead_one_is_the_result_and_says_so():
-    text, *others = beam_search(LETTERS, TOKENIZER, "abc", STUCK, num_beams=4, max_new_tokens=50)
+    text, *others = beam_search(
+        Task(LETTERS, TOKENIZER, STUCK, max_new_tokens=50), "abc", num_beams=4
+    )
     assert not others
     assert (text.finish_reason, sorted(text.text)) == ("dead_end", [*"defgh"])
     assert text.explanation.startswith("no_repeat_ngram_size=1 leaves no token")
-    at_once = beam_search(LETTERS, TOKENIZER, "abcdefgh", STUCK, num_beams=4)[0]
+    at_once = beam_search(Task(LETTERS, TOKENIZER, STUCK), "abcdefgh", num_beams=4)[0]
     assert (at_once.finish_reason, at_once.text, at_once.score) == ("dead_end", "", 0.0)
 
 
@@ -269,7 +265,7 @@ def test_where_all_beams_die_the_best_dead_one_is_the_result_and_says_so():
 def test_beams_whose_penalties_overflow_die(penalty):
     policy = Policy(frequency_penalty=penalty)
     text = beam_search(
-        Letters(1, b"a", end=False), TOKENIZER, "a", policy, num_beams=2, max_new_tokens=9
+        Task(Letters(1, b"a", end=False), TOKENIZER, policy, max_new_tokens=9), "a", num_beams=2
     )[0]
     assert text.finish_reason == "dead_end"
     assert "overflow" in text.explanation or "beyond the largest float" in text.explanation

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from minigen.decoding.beams import beam_search
 from minigen.decoding.candidates import decide
-from minigen.decoding.generation import StopStrings, complete, generate, padded_contexts
+from minigen.decoding.generation import StopStrings, Task, complete, generate, padded_contexts
 from minigen.decoding.policy import Policy
 from minigen.decoding.scoring import score
 from minigen.decoding.speculation import speculate
@@ -52,7 +52,7 @@ def inference(count=1):
 
 
 def run(model, prompts, policy=GREEDY, streams=None, **options):
-    return complete(generate(model, TOKENIZER, prompts, policy, streams, **options))
+    return complete(generate(Task(model, TOKENIZER, policy, **options), prompts, streams))
 
 
 POLICIES = {
@@ -117,7 +117,7 @@ def test_each_sampled_token_takes_one_word_of_its_own_stream():
 
 def test_a_generation_that_is_left_early_has_used_the_words_of_what_it_gave():
     stream = Stream(0, "inference")
-    pieces = generate(small_model(), TOKENIZER, ["a"], POLICIES["plain"], [stream])
+    pieces = generate(Task(small_model(), TOKENIZER, POLICIES["plain"]), ["a"], [stream])
     for _ in range(3):
         next(pieces)
     assert stream.position == 3
@@ -142,7 +142,7 @@ def test_prompts_are_read_as_they_are_needed_and_give_the_texts_that_they_give_a
             yield f"prompt {i}"
 
     streams = (Stream(0, f"inference/{i}") for i in range(100_000))
-    pieces = generate(model, TOKENIZER, prompts(), policy, streams, max_new_tokens=2)
+    pieces = generate(Task(model, TOKENIZER, policy, max_new_tokens=2), prompts(), streams)
     texts = {}
     while len(texts) < 600:
         piece = next(pieces)
@@ -157,7 +157,7 @@ def test_prompts_are_read_as_they_are_needed_and_give_the_texts_that_they_give_a
 
 def test_too_few_streams_are_noticed_where_both_are_read_one_by_one():
     policy, prompts = POLICIES["plain"], (f"{i}" for i in range(3))
-    pieces = generate(small_model(), TOKENIZER, prompts, policy, iter(inference(2)))
+    pieces = generate(Task(small_model(), TOKENIZER, policy), prompts, iter(inference(2)))
     with pytest.raises(OptionError, match=r"each of 3 prompts .* \(got 2\)"):
         next(pieces)
 
@@ -165,7 +165,7 @@ def test_too_few_streams_are_noticed_where_both_are_read_one_by_one():
 def test_one_text_is_refused_where_several_are_expected():
     for text in ("Once", b"Once"):
         with pytest.raises(OptionError, match=r"prompts must be a list of texts \(got b?'Once'\)"):
-            generate(small_model(), TOKENIZER, text, GREEDY)
+            generate(Task(small_model(), TOKENIZER, GREEDY), text)
 
 
 def test_a_part_of_a_character_in_the_prompt_becomes_whole_in_the_continuation():
@@ -180,7 +180,7 @@ def test_a_stop_string_counts_from_the_minimum_on_and_what_was_held_back_comes_o
     options = {"stop": ["ab", "cabd"], "max_new_tokens": 9}
     text = run(Reciter(b"abcabd"), [""], policy, **options)[0]
     assert (text.text, text.finish_reason) == ("abc", "stop")
-    pieces = [*generate(Reciter(b"abcabd"), TOKENIZER, [""], policy, **options)]
+    pieces = [*generate(Task(Reciter(b"abcabd"), TOKENIZER, policy, **options), [""])]
     assert [piece.text for piece in pieces] == ["", "ab", "", "", "c"]
 
 
@@ -253,7 +253,7 @@ def test_end_of_text_written_in_a_prompt_is_ordinary_text():
 
 
 def pieces_of(model, **options):
-    return list(generate(model, TOKENIZER, [""], GREEDY, **options))
+    return list(generate(Task(model, TOKENIZER, GREEDY, **options), [""]))
 
 
 def test_a_character_of_four_tokens_is_streamed_as_one():
@@ -339,31 +339,35 @@ def test_stop_strings_are_found_as_a_plain_search_finds_them(stop, text, size):
 def test_a_request_that_cannot_be_met_is_refused_before_it_starts(options, message):
     policy, streams = options.pop("policy", GREEDY), options.pop("streams", None)
     with pytest.raises(OptionError, match=message):
-        generate(small_model(), TOKENIZER, ["a"], policy, streams, **options)
+        generate(Task(small_model(), TOKENIZER, policy, **options), ["a"], streams)
 
 
 OTHER = Model(300, 4, 8)
 CALLS = {  # each call of this room: what it needs, and the counts that it takes
     "generate": (
-        lambda model, **options: generate(model, TOKENIZER, ["a"], GREEDY, **options),
+        lambda model, **options: generate(Task(model, TOKENIZER, GREEDY, **options), ["a"]),
         ["max_new_tokens"],
     ),
     "beams": (
-        lambda model, **options: beam_search(model, TOKENIZER, "a", **{"num_beams": 2, **options}),
+        lambda model, num_beams=2, **options: beam_search(
+            Task(model, TOKENIZER, **options), "a", num_beams=num_beams
+        ),
         ["num_beams", "max_new_tokens"],
     ),
     "next": (lambda model, **options: decide(model, TOKENIZER, "a", **options), ["top"]),
     "score": (lambda model, **options: score(model, TOKENIZER, "a", **options), []),
     "a draft's target": (
-        lambda model, **options: speculate(
-            model, TOKENIZER, small_model(), TOKENIZER, ["a"], GREEDY, **options
+        lambda model, num_draft_tokens=4, **options: speculate(
+            Task(model, TOKENIZER, GREEDY, **options),
+            small_model(),
+            TOKENIZER,
+            ["a"],
+            num_draft_tokens=num_draft_tokens,
         ),
         ["num_draft_tokens", "max_new_tokens"],
     ),
     "a draft": (
-        lambda model, **options: speculate(
-            small_model(), TOKENIZER, model, TOKENIZER, ["a"], GREEDY, **options
-        ),
+        lambda model: speculate(Task(small_model(), TOKENIZER, GREEDY), model, TOKENIZER, ["a"]),
         [],
     ),
 }

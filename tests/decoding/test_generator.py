@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from minigen import Config, Generator, OptionError, Policy, Run, Stream, load
-from minigen.decoding.generation import complete, generate
+from minigen.decoding.generation import Task, complete, generate
 from minigen.decoding.generator import GenerateSettings
 from minigen.decoding.policy import PolicyOptions
 from minigen.decoding.speculation import speculate
@@ -103,21 +103,20 @@ def test_a_sample_draws_from_streams_of_its_own_names(model: Generator, tiny_run
         if given:
             expected = complete(
                 speculate(
-                    model.model,
-                    model.tokenizer,
+                    Task(model.model, model.tokenizer, policy, max_new_tokens=9),
                     given.model,
                     given.tokenizer,
                     prompts,
-                    policy,
                     streams,  # type: ignore[arg-type]
                     num_draft_tokens=2,
-                    max_new_tokens=9,
                 )
             )
         else:
             alone = [stream for (stream,) in streams]
             expected = complete(
-                generate(model.model, model.tokenizer, prompts, policy, alone, max_new_tokens=9)
+                generate(
+                    Task(model.model, model.tokenizer, policy, max_new_tokens=9), prompts, alone
+                )
             )
         assert texts == expected
         assert len({tuple(text.token_ids) for text in texts}) == 4

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minigen.decoding.generation import complete, generate
+from minigen.decoding.generation import Task, complete, generate
 from minigen.decoding.policy import Policy
 from minigen.decoding.speculation import (
     Choices,
@@ -179,10 +179,13 @@ def small_model(seed, context_length=4):
     return model
 
 
-def run(model, draft, prompts, policy, streams=None, **options):
-    return complete(
-        speculate(model, TOKENIZER, draft, TOKENIZER, prompts, policy, streams, **options)
-    )
+def pieces_of(model, draft, prompts, policy, streams=None, num_draft_tokens=4, **options):
+    task = Task(model, TOKENIZER, policy, **options)
+    return speculate(task, draft, TOKENIZER, prompts, streams, num_draft_tokens=num_draft_tokens)
+
+
+def run(*arguments, **options):
+    return complete(pieces_of(*arguments, **options))
 
 
 def streams(count=1):
@@ -202,7 +205,7 @@ def streams(count=1):
 def test_greedy_speculation_gives_the_greedy_texts_token_for_token(policy, num_draft_tokens):
     model, prompts = small_model(3), ["", "so", "a much longer prompt"]
     options = {"max_new_tokens": 25, "stop": ["\x00"], "log_probabilities": True}
-    expected = complete(generate(model, TOKENIZER, prompts, policy, **options))
+    expected = complete(generate(Task(model, TOKENIZER, policy, **options), prompts))
     # The target itself, biased: a draft that is right now and then.
     draft = small_model(3)
     draft.parameters["b"][:] = np.linspace(0, 3, 257)
@@ -298,11 +301,7 @@ def test_target_and_draft_each_see_as_much_of_the_text_as_they_can(own, its):
 def test_pieces_join_to_the_text_and_end_at_stop_strings():
     policy = Policy(suppress_tokens=[END_OF_TEXT])
     options = {"stop": ["e", "f", "g"], "max_new_tokens": 10**4}
-    pieces = list(
-        speculate(
-            small_model(3), TOKENIZER, small_model(4), TOKENIZER, [""], policy, streams(), **options
-        )
-    )
+    pieces = list(pieces_of(small_model(3), small_model(4), [""], policy, streams(), **options))
     text = pieces[-1].continuation
     assert text.finish_reason == "stop"
     assert "".join(piece.text for piece in pieces) == text.text
@@ -312,7 +311,7 @@ def test_pieces_join_to_the_text_and_end_at_stop_strings():
 def test_a_draft_with_another_tokenizer_is_refused():
     other = ByteTokenizer([(104, 105)])
     with pytest.raises(MinigenError, match="a draft must have the tokenizer of its target"):
-        speculate(small_model(3), TOKENIZER, Model(258, 4, 8), other, ["a"], GREEDY)
+        speculate(Task(small_model(3), TOKENIZER, GREEDY), Model(258, 4, 8), other, ["a"])
 
 
 @pytest.mark.parametrize(
@@ -327,4 +326,4 @@ def test_a_speculation_that_cannot_be_done_is_refused(options, message):
     policy = options.pop("policy", GREEDY)
     model = small_model(3)
     with pytest.raises(OptionError, match=message):
-        speculate(model, TOKENIZER, model, TOKENIZER, ["a"], policy, **options)
+        pieces_of(model, model, ["a"], policy, **options)

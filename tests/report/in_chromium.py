@@ -10,7 +10,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import sync_playwright
 
 from minigen import cli, load
-from minigen.decoding.generation import complete, generate
+from minigen.decoding.generation import Task, complete, generate
 from minigen.decoding.policy import Policy
 from minigen.exact.streams import Stream
 from minigen.report import page, trainable
@@ -204,7 +204,7 @@ def test_200_random_cases_give_the_token_ids_of_python(tab, run):
         policy = Policy(**{name: case[name] for name in OPTIONS})
         streams = [Stream(case["seed"], "inference")]
         pieces = generate(
-            model, tokenizer, [case["prompt"]], policy, streams, max_new_tokens=case["length"]
+            Task(model, tokenizer, policy, max_new_tokens=case["length"]), [case["prompt"]], streams
         )
         assert answer == complete(pieces)[0].token_ids, case
 

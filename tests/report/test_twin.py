@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minigen.decoding.generation import complete, generate, padded_contexts
+from minigen.decoding.generation import Task, complete, generate, padded_contexts
 from minigen.decoding.policy import Policy
 from minigen.errors import OptionError
 from minigen.exact.arithmetic import integer_exp, log
@@ -91,7 +91,9 @@ def python_answer(made, tokenizer, case):
     ids = tokenizer.encode(prompt).ids
     logits = made.logits(padded_contexts([ids], made.context_length))
     streams = [Stream(int(case["seed"]), "inference", case["position"])]
-    pieces = generate(made, tokenizer, [prompt], policy, streams, max_new_tokens=case["length"])
+    pieces = generate(
+        Task(made, tokenizer, policy, max_new_tokens=case["length"]), [prompt], streams
+    )
     continuation = complete(pieces)[0]
     used = [name for name, value in NEUTRAL.items() if case["policy"][name] != value]
     stages = ["greedy"] if policy.greedy else [name.replace("_", "-") for name in used]

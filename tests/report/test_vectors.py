@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minigen.decoding.generation import complete, generate
+from minigen.decoding.generation import Task, complete, generate
 from minigen.decoding.policy import Policy
 from minigen.exact import arithmetic
 from minigen.exact.streams import Stream
@@ -166,14 +166,9 @@ def run(given: Any) -> Any:
     made = run_of(given)
     records = made.train()
     sample = given["sample"]
-    pieces = generate(
-        made.model,
-        made.tokenizer,
-        [sample["prompt"]],
-        Policy(**sample["policy"]),
-        [Stream(int(sample["seed"]), "inference")],
-        max_new_tokens=sample["max_new_tokens"],
-    )
+    policy, length = Policy(**sample["policy"]), sample["max_new_tokens"]
+    task = Task(made.model, made.tokenizer, policy, max_new_tokens=length)
+    pieces = generate(task, [sample["prompt"]], [Stream(int(sample["seed"]), "inference")])
     return {
         "losses": bits([record.loss for record in records]),
         "learning_rates": bits([record.learning_rate for record in records]),

@@ -13,7 +13,7 @@ import pytest
 
 import minigen
 from minigen import Config, MinigenError, Run
-from minigen.decoding.generation import complete, generate
+from minigen.decoding.generation import Task, complete, generate
 from minigen.decoding.policy import Policy
 from minigen.exact.streams import Stream
 from minigen.model import engines, kernels, kernels_numba, parallel
@@ -239,12 +239,9 @@ def hasty():
 
 def texts_of(model, tokenizer, seed):
     pieces = generate(
-        model,
-        tokenizer,
+        Task(model, tokenizer, Policy(min_new_tokens=12), max_new_tokens=12),
         ["The fox", "grapes", ""],
-        Policy(min_new_tokens=12),
         [Stream(seed, f"inference/{row}") for row in range(3)],
-        max_new_tokens=12,
     )
     return [text.token_ids for text in complete(pieces)]
 
