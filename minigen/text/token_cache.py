@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from minigen.errors import MinigenError
 from minigen.files import explained, replacing
 from minigen.paths import expand, home_is_known
+from minigen.text.documents import BLOCK
 
 _FORMAT = "minigen tokens 4"
 _SEAL = hashlib.sha256().digest_size
-_READ = 1 << 20
 _BYTES = np.dtype("<u2")
 
 
@@ -83,7 +83,7 @@ def _check(file: IO[bytes], path: Path) -> int:
     digest = hashlib.sha256(path.name.encode())
     size = left = file.seek(0, os.SEEK_END) - _SEAL
     file.seek(0)
-    while left > 0 and (block := file.read(min(left, _READ))):
+    while left > 0 and (block := file.read(min(left, BLOCK))):
         digest.update(block)
         left -= len(block)
     if file.read() != digest.digest():
@@ -114,7 +114,7 @@ def keep(
         digest = hashlib.sha256(path.name.encode())
         with replacing(path) as file:
             for block in blocks:
-                data = block.astype(dtype, copy=False).tobytes()
+                data = block.astype(dtype).tobytes()
                 digest.update(data)
                 file.write(data)
             file.write(digest.digest())

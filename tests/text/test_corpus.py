@@ -145,7 +145,7 @@ def plain_documents(text, mode):
     return groups
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.lists(st.sampled_from([b"a", b"b c", b"\n", b"\r\n", b"\r", b" ", b"\t"]), max_size=20))
 def test_documents_are_those_of_their_definition_however_they_are_read(pieces):
     data = b"x" + b"".join(pieces)
@@ -396,7 +396,7 @@ def plain_cut(data, fraction):
     return cut if 0 < cut < len(data) else len(data)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     st.lists(st.sampled_from([b"\0", b"\x7f", b"\x80", b"\xbf", b"\xc0", b"\xff"]), min_size=1),
     st.floats(0, 1, exclude_max=True),

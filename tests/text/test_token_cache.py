@@ -42,7 +42,7 @@ def test_a_file_is_called_after_its_recipe_and_ends_in_the_hash_of_name_and_cont
 def test_a_file_larger_than_what_is_read_at_once_is_checked_as_a_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(token_cache, "_READ", 7)
+    monkeypatch.setattr(token_cache, "BLOCK", 7)
     tokens = np.arange(100, dtype="<u2")
     token_cache.keep(tmp_path, blocks=[tokens])
     assert token_cache.keep(tmp_path, blocks=[]).array.tolist() == tokens.tolist()
