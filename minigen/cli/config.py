@@ -3,6 +3,7 @@
 import json
 import textwrap
 from dataclasses import asdict
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -36,9 +37,7 @@ def config(key: str | None, as_json: bool) -> None:
     from minigen.training.config import unknown_key
     from minigen.training.keys import KEYS
 
-    chosen = {
-        name: entry for name, entry in KEYS.items() if key in (None, name, name.partition(".")[0])
-    }
+    chosen = {name: entry for name, entry in KEYS.items() if key in (None, name, _table(name))}
     if not chosen:
         raise OptionError(unknown_key(str(key)))
     if as_json:
@@ -46,14 +45,15 @@ def config(key: str | None, as_json: bool) -> None:
         return
     if key is None:
         click.echo(_comment(_INTRODUCTION.format(free=_free(KEYS))))
-    previous = None
-    for name, entry in chosen.items():
-        table, _, short = name.partition(".")
-        if table != previous:
-            click.echo(("" if key else "\n") + f"[{table}]")
-        previous = table
-        click.echo(_comment(entry.comment))
-        click.echo(_line(short, entry))
+    for table, names in groupby(chosen, _table):
+        click.echo(("" if key else "\n") + f"[{table}]")
+        for name in names:
+            click.echo(_comment(chosen[name].comment))
+            click.echo(_line(name.removeprefix(f"{table}."), chosen[name]))
+
+
+def _table(name: str) -> str:
+    return name.partition(".")[0]
 
 
 def _comment(text: str) -> str:
@@ -75,12 +75,9 @@ def _toml(value: Any) -> str:
 
 def _free(keys: dict[str, "Key"]) -> str:
     """Say which keys do not decide the weights: whole tables, and single keys of others."""
-    tables: dict[str, list[str]] = {}
-    for name, key in keys.items():
-        tables.setdefault(name.partition(".")[0], []).append("" if key.decides_weights else name)
-    free = [
-        part
-        for table, names in tables.items()
-        for part in ([f"[{table}]"] if all(names) else filter(None, names))
-    ]
+    free: list[str] = []
+    for table, group in groupby(keys, _table):
+        names = list(group)
+        single = [name for name in names if not keys[name].decides_weights]
+        free += [f"[{table}]"] if single == names else single
     return ", ".join(free[:-1]) + f" and {free[-1]}"

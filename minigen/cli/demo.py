@@ -2,6 +2,7 @@
 
 import shlex
 from dataclasses import asdict
+from itertools import chain, count
 from pathlib import Path
 
 import click
@@ -22,10 +23,8 @@ from minigen.errors import OptionError
 
 def _free_folder() -> Path:
     """Return runs/demo, or the first of runs/demo-2, runs/demo-3, … that is not taken."""
-    number = 1
-    while (path := Path(f"runs/demo-{number}" if number > 1 else "runs/demo")).exists():
-        number += 1
-    return path
+    names = chain(["runs/demo"], (f"runs/demo-{number}" for number in count(2)))
+    return next(path for path in map(Path, names) if not path.exists())
 
 
 @cli.command()

@@ -1,7 +1,6 @@
 """``diff`` says in what two runs differ first."""
 
 from dataclasses import asdict
-from typing import Any
 
 import click
 
@@ -31,13 +30,8 @@ def diff(a: str, b: str, as_json: bool) -> int:
     with clock("comparing"):
         found = compare(a, b)
     if as_json:
-        facts: dict[str, Any] = {
-            "same": found.same,
-            "differences": [asdict(difference) for difference in found.differences],
-            "first_step": found.first_step,
-            "first_part": found.first_part,
-        }
-        print_json(facts)
+        told = {name: asdict(found)[name] for name in ("differences", "first_step", "first_part")}
+        print_json({"same": found.same, **told})
         return 0 if found.same else 1
     for difference in found.differences:
         click.echo(difference.what)

@@ -2,7 +2,7 @@
 
 import secrets
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,7 +23,7 @@ from minigen.cli.options import (
 from minigen.cli.progress import note
 
 if TYPE_CHECKING:
-    from minigen.decoding.generation import Continuation, Piece
+    from minigen.decoding.generation import Piece
     from minigen.decoding.policy import Policy
 
 
@@ -104,22 +104,6 @@ def _refuse_what_does_nothing(context: click.Context, policy: "Policy") -> None:
         )
 
 
-def _json_line(continuation: "Continuation", sample: int, facts: dict[str, Any]) -> dict[str, Any]:
-    prompt = continuation.prompt
-    line: dict[str, Any] = {
-        "prompt": prompt.decode(errors="replace") if isinstance(prompt, bytes) else prompt,
-        "text": continuation.text,
-        "token_ids": continuation.token_ids,
-        "log_probabilities": continuation.log_probabilities,
-        "finish_reason": continuation.finish_reason,
-        "sample": sample,
-        **facts,
-    }
-    if continuation.acceptance_rate is not None:
-        line["acceptance_rate"] = continuation.acceptance_rate
-    return line
-
-
 @cli.command(cls=PolicyCommand)
 @model_argument
 @prompt_argument
@@ -188,6 +172,7 @@ def generate(
     prompts = _prompts(prompt, prompts_path)
 
     import minigen
+    from minigen.decoding.generation import Piece
 
     generator = minigen.load(model)
     drafter = minigen.load(draft) if draft is not None else None
@@ -198,7 +183,9 @@ def generate(
             generator.beams(text, log_probabilities=as_json, **beam_options, **common)[0]
             for text in prompts
         )
-        pieces = _whole(best)
+        pieces: Iterator[Piece] = (
+            Piece(row, None, text.text, text) for row, text in enumerate(best)
+        )
     else:
         pieces = generator.pieces(
             prompts,
@@ -218,14 +205,7 @@ def generate(
         facts |= beam_options
     if drafter:
         facts |= {"draft": drafter.fingerprint, "num_draft_tokens": num_draft_tokens}
-    _print_json_lines(_explained(pieces), num_samples, facts)
-
-
-def _whole(texts: "Iterable[Continuation]") -> "Iterator[Piece]":
-    """Yield texts that were finished at once."""
-    from minigen.decoding.generation import Piece
-
-    return (Piece(row, None, text.text, text) for row, text in enumerate(texts))
+    _print_json_lines(_explained(pieces), prompts, num_samples, facts)
 
 
 def _print_texts(
@@ -246,12 +226,26 @@ def _print_texts(
             sys.stdout.flush()
 
 
-def _print_json_lines(pieces: "Iterator[Piece]", num_samples: int, facts: dict[str, Any]) -> None:
+def _print_json_lines(
+    pieces: "Iterator[Piece]", prompts: list[bytes], num_samples: int, facts: dict[str, Any]
+) -> None:
     """Print a line for each text, in order; stopped half-way, what was finished by then is out."""
 
     def show(piece: "Piece") -> None:
-        if piece.continuation:
-            print_json(_json_line(piece.continuation, piece.row % num_samples, facts))
+        if not (text := piece.continuation):
+            return
+        line = {
+            "prompt": prompts[piece.row // num_samples].decode(errors="replace"),
+            "text": text.text,
+            "token_ids": text.token_ids,
+            "log_probabilities": text.log_probabilities,
+            "finish_reason": text.finish_reason,
+            "sample": piece.row % num_samples,
+            **facts,
+        }
+        if text.acceptance_rate is not None:
+            line["acceptance_rate"] = text.acceptance_rate
+        print_json(line)
 
     order = InOrder()
     try:
