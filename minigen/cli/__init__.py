@@ -62,7 +62,7 @@ class _Commands(click.Group):
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-@click.version_option(package_name="minigen", message="%(prog)s %(version)s")
+@click.version_option(message="%(prog)s %(version)s")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
     """Train a tiny text generator, and show that one config gives one fingerprint.
@@ -140,9 +140,9 @@ def _tell(error: BaseException) -> int:
         cause = error.strerror or error
         return _fail(f"{error.filename}: {cause}" if error.filename else cause, 1)
     # What a library raised, or a fault of ours: where it happened helps whoever mends it.
-    *_, last = traceback.extract_tb(error.__traceback__) or [None]
-    where = f" (at {os.path.basename(last.filename)}:{last.lineno})" if last else ""
-    return _fail(f"unexpected {type(error).__name__}: {error}{where}; please report it", 1)
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"(at {os.path.basename(last.filename)}:{last.lineno})"
+    return _fail(f"unexpected {type(error).__name__}: {error} {where}; please report it", 1)
 
 
 def run(arguments: list[str] | None = None) -> int:

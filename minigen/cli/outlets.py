@@ -36,7 +36,7 @@ class Outlet:
     error is raised as NobodyListens.
     """
 
-    def __init__(self, stream: TextIO, escapes: bool = False) -> None:
+    def __init__(self, stream: TextIO, *, escapes: bool) -> None:
         self._stream = stream
         self._escapes = escapes and stream.isatty()
         self.raises = False
@@ -61,10 +61,8 @@ class Outlet:
         except OSError as error:
             self.fault = self.fault or error
             # What waits in the stream's own buffer must go somewhere, at the exit at the latest.
-            with suppress(OSError):
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nowhere, self._stream.fileno())
-                os.close(nowhere)
+            with suppress(OSError), open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), self._stream.fileno())
             if self.raises:
                 raise NobodyListens from error
 
@@ -78,7 +76,7 @@ def outlets() -> Iterator[Outlet]:
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # else the next file that is opened would take its place
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     old = sys.stdout, sys.stderr
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
