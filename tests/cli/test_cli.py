@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help_with_an_example(minigen: Command, name: str) -> None:
     result = minigen(name, "--help")
-    assert result.status == 0
+    assert (result.status, minigen(name, "-h")) == (0, result)
+    assert result.out.startswith(f"Usage: minigen {name} [OPTIONS]")
     assert "Example:\n    minigen " in result.out
 
 
@@ -64,7 +66,44 @@ def test_no_command_shows_the_help(minigen: Command) -> None:
 
 
 def test_version_is_the_package_version(minigen: Command) -> None:
-    assert minigen("--version").out.startswith("minigen 0.")
+    assert minigen("--version").out == f"minigen {version('minigen')}\n"
+
+
+def test_help_says_the_default_of_every_option_that_has_one() -> None:
+    shown = {}
+    for name in COMMANDS:
+        context = click.Context(cli.cli.get_command(click.Context(cli.cli), name))  # type: ignore[arg-type]
+        for parameter in context.command.get_params(context):
+            help_ = " ".join((parameter.get_help_record(context) or ("", ""))[1].split())
+            if "[default: " in help_:
+                shown[f"{name} {parameter.opts[0]}"] = help_.split("[default: ")[1].split("]")[0]
+    policy = {
+        "--repetition-penalty": "1",
+        "--frequency-penalty": "0",
+        "--presence-penalty": "0",
+        "--min-new-tokens": "0",
+        "--temperature": "1",
+    }
+    assert shown == {
+        **{
+            f"{name} {flag}": value
+            for name in ("generate", "next")
+            for flag, value in policy.items()
+        },
+        "demo --out": "runs/demo",
+        "generate --length-penalty": "1.0",
+        "generate --max-new-tokens": "200; x>=1",
+        "generate --num-beams": "1; x>=1",
+        "generate --num-draft-tokens": "4; x>=1",
+        "generate --num-samples": "1; x>=1",
+        "generate --seed": "0",
+        "next --top": "10; x>=1",
+        "report --out": "report.html in RUN",
+        "sweep --out": "runs/<config>-sweep",
+        "sweep --seeds": "one",
+        "train --out": "runs/<config>",
+        "verify --seed": "0",
+    }
 
 
 # ---- train
@@ -184,7 +223,7 @@ BAD_TRAININGS = {
         "nearest known one is training.steps",
     ),
     "a setting that is not Unicode": (["--set", "\udc80=1"], 2, "a key is a printable text"),
-    "an empty folder's name": (["--out", ""], 2, "a path must not be empty"),
+    "an empty folder's name": (["--out", ""], 2, "'--out': a path must not be empty (got '')"),
     "a run that is there": (["--out", "taken"], 1, "not a new or empty folder"),
     "a text without name": (["--text", ""], 2, "a path must not be empty"),
     "standard input twice": (["--text", "-", "--text", "-"], 2, "can be read once"),
@@ -376,6 +415,7 @@ def test_a_random_seed_is_said_and_gives_the_same_text_again(
 ) -> None:
     result = minigen("generate", str(tiny_run), "a", "--seed", "random")
     seed = result.err.removeprefix("seed ").strip()
+    assert 0 < int(seed) < 2**32
     assert minigen("generate", str(tiny_run), "a", "--seed", seed).out == result.out
 
 

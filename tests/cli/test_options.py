@@ -6,7 +6,10 @@ option. Where an option only carries a value to the library, the library says wh
 
 import inspect
 import json
+import signal
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from math import exp
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +23,11 @@ from minigen.cli.outlets import Outlet
 from minigen.decoding.beams import beam_search
 from minigen.decoding.generation import Task
 from minigen.decoding.speculation import speculate
-from minigen.training.config import Config
+from minigen.proof.demonstration import Demonstration
+from minigen.training import checkpoint, workers
+from minigen.training.config import Config, shipped
+from minigen.training.keys import KEYS
+from minigen.training.workers import Workers
 from tests.conftest import TINY, TINY_SETTINGS, Result
 
 Command = Callable[..., Result]
@@ -135,6 +142,11 @@ class Bench:
     def config(self, folder: str = "run") -> Config:
         return Config.load(Path(folder) / "config.toml")
 
+    def prints(self, *arguments: str, lines: list[str]) -> None:
+        """A command must print these lines and no others, however wide its columns are."""
+        shown = self(*arguments).out.splitlines()
+        assert [line.split() for line in shown] == [line.split() for line in lines]
+
 
 ROWS: dict[str, dict[str, Callable[[Bench], None]]] = {}
 
@@ -244,6 +256,9 @@ def _(bench: Bench) -> None:
     assert live - at_the_end >= 9
 
 
+ODD = ({256: 12.0, 255: 11.0}, ["<|endoftext|>", r"'\xff'"])
+
+
 @row("next", "MODEL", "PROMPT", "--top", "--json")
 def _(bench: Bench) -> None:
     for top in (10, 2):
@@ -253,8 +268,32 @@ def _(bench: Bench) -> None:
         ids = [candidate.token_id for candidate in expected.candidates]
         assert [candidate["token_id"] for candidate in found["candidates"]] == ids
         assert len(ids) == top
-    rows = bench("next", bench.run, PROMPT, "--top", "2").out.splitlines()
-    assert [int(line.split()[0]) for line in rows[1:4]] == [*ids, 255]
+    best = expected.candidates[0]
+    assert found["candidates"][0] == {
+        "token_id": best.token_id,
+        "text": best.text,
+        "bytes": best.bytes.hex(),
+        "logit": best.logit,
+        "probability": best.probability,
+        "negative_log_likelihood": best.negative_log_likelihood,
+    }
+    for biases, names in (({}, [repr(c.text) for c in expected.candidates]), ODD):
+        rules = [f"--logit-bias={token}={bias}" for token, bias in biases.items()]
+        shown = bench.writer.next(PROMPT, top=2, policy=Policy(logit_bias=biases))
+        rows = [
+            f"{c.token_id} {name} {c.logit:.4f} {c.probability:.6f} {c.negative_log_likelihood:.4f}"
+            for c, name in zip(shown.candidates, names, strict=True)
+        ]
+        bench.prints(
+            *("next", bench.run, PROMPT, "--top", "2", *rules),
+            lines=[
+                "id bytes logit probability −ln p",
+                f"{rows[0]} ← greedy",
+                rows[1],
+                f"255 others {shown.others_probability:.6f}",
+                f"entropy {shown.entropy:.6f} nats",
+            ],
+        )
     assert bench("next", bench.run, "A wolf").out != bench("next", bench.run, PROMPT).out
     first = f"{bench.run}/step-000000.safetensors"
     assert bench("next", first, PROMPT).out != bench("next", bench.run, PROMPT).out
@@ -269,10 +308,26 @@ def _(bench: Bench) -> None:
         assert found["token_ids"] == expected.token_ids == list(b"A wolf")
         assert found["log_probabilities"] == expected.log_probabilities
         assert found["total_nats"] == expected.total_nats
-    out = bench("score", bench.run, "A wolf").out
-    assert f"total          {expected.total_nats:.6f} nats" in out
-    assert f"bits per byte  {expected.bits_per_byte:.6f} over 6 bytes" in out
-    assert bench("score", f"{bench.run}/step-000000.safetensors", "A wolf").out != out
+    Path("odd.txt").write_bytes(b"ab\xff")
+    odd = bench.writer.score(b"ab\xff")
+    rows = [
+        f"{token} {name} {exp(log_p):.6g} {-log_p:.6f}"
+        for token, name, log_p in zip(
+            [97, 98, 255], ["'a'", "'b'", r"'\xff'"], odd.log_probabilities, strict=True
+        )
+    ]
+    bench.prints(
+        *("score", bench.run, "--file", "odd.txt"),
+        lines=[
+            "id bytes probability −ln p",
+            *rows,
+            f"total {odd.total_nats:.6f} nats, the sum of −ln p",
+            f"probability {odd.probability:.6g}, the product",
+            f"perplexity {odd.perplexity:.6g} per token",
+            f"bits per byte {odd.bits_per_byte:.6f} over 3 bytes",
+        ],
+    )
+    assert bench.json("score", f"{bench.run}/step-000000.safetensors", "A wolf") != found
 
 
 @row("evaluate", "MODEL", "--text", "--json")
@@ -282,11 +337,32 @@ def _(bench: Bench) -> None:
     found = bench.json("evaluate", bench.run, "--text", "text.txt", "--text", "more.txt")
     assert (found["tokens"], found["bytes"]) == (5 + 1 + 2 + 1 + 1 + 1, 8)
     assert found["loss"] == bench.writer.evaluate(paths=["text.txt", "more.txt"]).loss
-    validation = bench.json("evaluate", bench.run)
-    assert validation["loss"] == bench.writer.evaluate().loss != found["loss"]
-    assert f"loss           {validation['loss']:.6f} nats" in bench("evaluate", bench.run).out
+    result = bench.writer.evaluate()
+    assert bench.json("evaluate", bench.run) == json.loads(json.dumps(asdict(result)))
+    assert result.loss != found["loss"]
+    known = ", had this text's counts been known"
+    bench.prints(
+        *("evaluate", bench.run),
+        lines=[
+            f"loss {result.loss:.6f} nats per token over {result.tokens:,} tokens",
+            f"bits per byte {result.bits_per_byte:.6f} over {result.bytes:,} bytes of documents, "
+            "without the line ends between them",
+            f"perplexity {result.perplexity:.6g} per token",
+            f"uniform {result.baselines['uniform']:.6f} nats per token",
+            f"unigram {result.baselines['unigram']:.6f} nats per token{known}",
+            f"bigram {result.baselines['bigram']:.6f} nats per token{known}",
+            f"calibration {result.calibration_error:.6f} expected error",
+            "",
+            "top probability tokens confidence accuracy",
+            *(
+                f"{one.lowest:.3f} to {one.highest:.3f} {one.count:,} {one.confidence:.4f} "
+                f"{one.accuracy:.4f}"
+                for one in result.reliability
+            ),
+        ],
+    )
     first = f"{bench.run}/step-000000.safetensors"
-    assert bench.json("evaluate", first)["loss"] > validation["loss"]
+    assert bench.json("evaluate", first)["loss"] > result.loss
 
 
 @row("head", "--logits", "--target", "--json")
@@ -295,20 +371,58 @@ def _(bench: Bench) -> None:
     assert found["probabilities"] == pytest.approx([4 / 13, 8 / 13, 1 / 13], abs=1e-13)
     assert found["gradient"] == pytest.approx([4 / 13, -5 / 13, 1 / 13], abs=1e-13)
     assert found["greedy"] == 1
-    assert "loss" not in bench.json("head", "--logits", "0, ln2")
-    table = bench("head", "--logits", "0, ln2, -ln 4", "--target", "1").out.splitlines()
-    assert table[2].split() == ["1", "0.693147", "0.615385", "-0.485508", "-0.384615"]
-    assert table[-1] == "loss = −ln p[1] = 0.485508 nats"
+    found = bench.json("head", "--logits", "0, -inf, - log(1.0), 0.5e1, +ln 2")
+    weights = [1.0, 0.0, 1.0, 148.4131591, 2.0]
+    assert found["probabilities"] == pytest.approx([w / 152.4131591 for w in weights])
+    assert [found["log_probabilities"][1], found["greedy"]] == [None, 3]
+    assert found.keys() == {"probabilities", "log_probabilities", "greedy"}
+    rows = [["0", "0.000000", "0.333333", "-1.098612"], ["1", "0.693147", "0.666667", "-0.405465"]]
+    bench.prints(
+        *("head", "--logits", "0, ln2"),
+        lines=["token logit probability ln p", *map(" ".join, rows), "greedy takes token 1"],
+    )
+    bench.prints(
+        *("head", "--logits", "0, ln2", "--target", "0"),
+        lines=[
+            "token logit probability ln p gradient",
+            " ".join([*rows[0], "-0.666667"]),
+            " ".join([*rows[1], "0.666667"]),
+            "greedy takes token 1",
+            "loss = −ln p[0] = 1.098612 nats",
+        ],
+    )
 
 
 @row("info", "MODEL", "--json")
 def _(bench: Bench) -> None:
-    for name, step in (("", 40), ("/step-000010.safetensors", 10)):
+    for name, step in (("/step-000040.safetensors", 40), ("/step-000010.safetensors", 10)):
         found = bench.json("info", bench.run + name)
-        assert (found["step"], found["streams"]["optimizer"]) == (step, step * 16)
-        out = bench("info", bench.run + name).out
-        assert f"fingerprint  {found['fingerprint']}\nstep         {step}\n" in out
-        assert f"stream       optimizer at word {step * 16:,}\n" in out
+        assert found == {
+            "fingerprint": load(bench.run + name).fingerprint,
+            "step": step,
+            "parameters": {"E": [257, 4], "W": [4, 2, 257], "b": [257]},
+            "config": checkpoint.load(Path(bench.run + name)).config,
+            "streams": {"init": 257 * 4 * 3, "optimizer": step * 16, "inference": 0},
+            "corpus_sha256": Run.load(bench.run + name).corpus_sha256,
+        }
+        bench.prints(
+            *("info", bench.run + name),
+            lines=[
+                f"file {bench.run}{name}",
+                f"fingerprint {found['fingerprint']}",
+                f"step {step}",
+                "parameters 3,341: E (257, 4), W (4, 2, 257), b (257,)",
+                *(f"stream {name} at word {at:,}" for name, at in found["streams"].items()),
+                f"corpus {found['corpus_sha256']}",
+                *(
+                    f"config {table}.{key} = {value!r}"
+                    for table, keys in found["config"].items()
+                    for key, value in keys.items()
+                    if value is not None
+                ),
+            ],
+        )
+    assert bench.json("info", bench.run)["step"] == 40
 
 
 @row("diff", "A", "B", "--json")
@@ -325,6 +439,11 @@ def _(bench: Bench) -> None:
         assert said.status == 1
         assert f"  A  {first['a']}\n  B  {first['b']}\n" in said.out
     assert bench.json("diff", "run", "run")["same"] is True
+    bench.train("--set", "sampling.prompt=Twice", "--set", "run.seed=1", out="third")
+    same = bench("diff", "run", "third")
+    assert same.out == "the same: config, text, merges, losses, weights and moments, bit for bit\n"
+    assert same.err == "these keys differ, and decide no weights: sampling.prompt\n"
+    assert bench("diff", "run", "run").err == ""
 
 
 @row("config", "KEY", "--json")
@@ -334,9 +453,13 @@ def _(bench: Bench) -> None:
     table = bench.json("config", "optimizer")
     assert table.keys() == {name for name in everything if name.startswith("optimizer.")}
     out = bench("config", "optimizer.decay").out
+    key = KEYS["optimizer.decay"]
+    bench.prints(
+        *("config", "optimizer.decay"),
+        lines=["[optimizer]", f"# {key.comment}", f'decay = "{key.default}" # {key.rule}'],
+    )
     assert out.startswith("[optimizer]\n# ")
-    assert "\ndecay = " in out
-    assert bench("config").out.count("\n[") == len({name.partition(".")[0] for name in everything})
+    assert bench("config").out == Path(str(shipped()["fables"])).read_text(encoding="utf-8")
 
 
 @row("train", "CONFIG", "--out", "--set", "--text")
@@ -387,9 +510,25 @@ def _(bench: Bench) -> None:
         assert _free_folder() == free
         free.mkdir()
     shown = _tiny_demo(bench, "--out", "there", "--progress", "--set", "run.seed=4")
-    assert bench.config("there").run.seed == 4
+    config = bench.config("there")
+    assert config.run.seed == 4
     assert "training: 100%" in shown.err
     assert "twin: 100%" in shown.err
+
+    again = load("there/step-000002.safetensors")
+    record = Run.load("there").generate(
+        prompt := config.sampling.prompt,
+        **asdict(config.sampling.policy) | {"min_new_tokens": 60},
+    )
+    assert shown.out.startswith(
+        f"Training {257 * 4 * 3 + 257:,} weights for 2 steps, with samples.\n"
+        "Training its twin, which is never asked for text.\n"
+        "Random numbers drawn for 1 samples: "
+    )
+    assert shown.out.endswith(
+        f"\nFingerprint: {again.fingerprint}\n\nText from the trained model:\n\n{prompt}{record}\n"
+        f"\nEverything is in there; go on with: minigen generate there {prompt}\n"
+    )
 
 
 @row("demo", "--report")
@@ -578,12 +717,54 @@ def test_a_prompt_is_none_of_the_new_tokens_of_next(minigen: Command, model: Pat
         assert [one["token_id"] for one in found].count(256) == count
 
 
+def test_a_demo_asks_for_a_text_of_sixty_tokens_at_least(
+    minigen: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    generate = Run.generate
+    monkeypatch.setattr(
+        Run, "generate", lambda run, *a, **options: asked.append(options) or generate(run, *a)
+    )
+    assert minigen("demo", *SHORT).status == 0
+    assert [options["min_new_tokens"] for options in asked[-1:]] == [60]
+
+
+@pytest.mark.parametrize("which", ["run", "twin"])
+def test_a_demo_that_is_interrupted_saves_its_run_and_says_how_to_go_on(
+    minigen: Command, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    watch = Demonstration.watch
+
+    def interrupted(demonstration: Any, run: Run, records: Iterator[Any]) -> Iterator[Any]:
+        for record in watch(demonstration, run, records):
+            if run is getattr(demonstration, which):
+                signal.raise_signal(signal.SIGTERM)
+            yield record
+
+    monkeypatch.setattr(Demonstration, "watch", interrupted)
+    result = minigen("demo", *SHORT)
+    step = {"run": 1, "twin": 2}[which]
+    assert (result.status, "Same" in result.out) == (130, False)
+    assert result.err.endswith(
+        f"interrupted at step {step}, saved runs/demo/step-{step:06d}.safetensors\n"
+        "to go on: minigen train --resume --out runs/demo\n"
+    )
+    assert load("runs/demo")
+
+
+def test_a_demo_is_for_one_process(minigen: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    several = Workers()
+    several.size = 2
+    monkeypatch.setattr(workers, "from_mpiexec", lambda: several)
+    result = minigen("demo", *SHORT)
+    assert (result.status, result.err.count("\n")) == (2, 1)
+    assert not Path("runs").exists()
+
+
 @pytest.mark.parametrize("holds", [True, False])
 def test_a_demo_whose_finding_fails_says_so_to_its_status(
     minigen: Command, monkeypatch: pytest.MonkeyPatch, holds: bool
 ) -> None:
-    from minigen.proof.demonstration import Demonstration
-
     findings = [SimpleNamespace(text="good", holds=True), SimpleNamespace(text="x", holds=holds)]
     monkeypatch.setattr(Demonstration, "findings", lambda self: findings)
     result = minigen("demo", *SHORT)

@@ -14,6 +14,7 @@ import pytest
 from minigen import cli
 from minigen.cli.progress import note
 from minigen.errors import MinigenError
+from minigen.signals import STOP_SIGNALS
 from tests.conftest import PATIENCE, TINY_SETTINGS
 
 MINIGEN = [sys.executable, "-m", "minigen"]
@@ -105,6 +106,15 @@ def test_an_answer_ends_with_its_reader_and_is_an_error_on_a_full_disk(
         assert (done.returncode, done.stderr) == expected
 
 
+def test_an_answer_that_is_written_at_its_end_alone_ends_with_its_reader_too(
+    tiny_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for how in ("--stream", "--no-stream"):
+        with os.fdopen(reader_gone(), "w") as stream:
+            monkeypatch.setattr(sys, "stdout", stream)
+            assert cli.run(["generate", str(tiny_run), "a", how]) == 0
+
+
 def test_an_answer_without_end_ends_with_its_reader(tiny_run: Path) -> None:
     stream = reader_gone()
     done = run("generate", tiny_run, "a", "--max-new-tokens", 10**9, stdout=stream)
@@ -173,6 +183,59 @@ def test_a_signal_that_comes_while_an_object_is_removed_is_not_lost(
     assert (cli.run([]), capsys.readouterr().err) == (130, "Error: interrupted\n")
 
 
+@pytest.mark.parametrize(
+    ("numbers", "seen"),
+    [
+        ([signal.SIGINT, signal.SIGINT], 2),
+        ([signal.SIGTERM, signal.SIGTERM], 1),
+        ([signal.SIGTERM, signal.SIGINT], 2),
+    ],
+)
+def test_a_second_ctrl_c_is_meant_and_any_other_signal_said_twice_is_one(
+    numbers: list[int], seen: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interruptions = []
+
+    def main(*_: object, **__: object) -> None:
+        for number in numbers:
+            try:
+                signal.raise_signal(number)
+            except KeyboardInterrupt:
+                interruptions.append(number)
+        raise MinigenError("what an interrupted library says")
+
+    monkeypatch.setattr(cli.cli, "main", main)
+    assert (cli.run([]), len(interruptions)) == (130, seen)
+
+
+def test_what_else_is_raised_while_an_object_is_removed_python_prints_as_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Removed:
+        def __del__(self) -> None:
+            raise ValueError
+
+    told: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda lost: told.append(lost.exc_type))
+    before = sys.unraisablehook
+    monkeypatch.setattr(cli.cli, "main", lambda *_, **__: Removed() and None)
+    assert (cli.run([]), told, sys.unraisablehook) == (0, [ValueError], before)
+
+
+def test_a_process_ends_with_the_status_and_nothing_interrupts_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    monkeypatch.setattr(cli, "run", lambda: 7)
+    try:
+        with pytest.raises(SystemExit, match="7"):
+            cli.main()
+        assert {signal.getsignal(number) for number in STOP_SIGNALS} == {signal.SIG_IGN}
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 @pytest.mark.parametrize("name", ["SIGINT", "SIGHUP"])
 def test_a_signal_that_the_launcher_ignores_stays_ignored(tmp_path: Path, name: str) -> None:
     ignoring = f"trap '' {name.removeprefix('SIG')}; exec \"$@\""
@@ -221,6 +284,19 @@ def test_a_line_for_stderr_is_written_in_one_piece_even_unbuffered(
     ]
 
 
+def test_what_is_said_without_a_line_end_is_out_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = Pieces()
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(raw))  # type: ignore[type-var]
+    count = []
+    monkeypatch.setattr(cli.cli, "main", lambda *_, **__: count.append(sys.stderr.write("so far")))
+    assert (cli.run([]), count, raw.pieces) == (0, [6], [b"so far"])
+
+
+def test_a_name_that_is_no_text_is_told_with_what_can_be_shown_of_it() -> None:
+    done = run("info", b"no\xffname".decode(errors="surrogateescape"))
+    assert done.stderr.startswith(b"Error: cannot load no?name: ")
+
+
 # ---- Whatever is raised
 
 
@@ -228,11 +304,14 @@ def test_a_line_for_stderr_is_written_in_one_piece_even_unbuffered(
     ("error", "told"),
     [
         ("EOFError('Ran out of input')", "Error: unexpected EOFError: Ran out of input (at "),
-        ("MemoryError('Unable to allocate 9 TiB')", "Error: there is not enough memory: Unable"),
+        ("MemoryError('no X')", "Error: there is not enough memory: no X\n"),
+        ("MemoryError()", "Error: there is not enough memory\n"),
+        ("SystemExit('text')", "Error: unexpected SystemExit: text (at "),
         ("RecursionError('too deep')", "Error: unexpected RecursionError: too deep (at "),
         ("type('Panic', (BaseException,), {})('a\\nb')", "Error: unexpected Panic: a b (at "),
-        ("BrokenPipeError(32, 'Broken pipe')", "Error: Broken pipe"),
-        ("PermissionError(13, 'No', 'x')", "Error: x: No"),
+        ("BrokenPipeError(32, 'Broken pipe')", "Error: Broken pipe\n"),
+        ("PermissionError(13, 'No', 'x')", "Error: x: No\n"),
+        ("OSError('of no number')", "Error: of no number\n"),
     ],
 )
 def test_whatever_a_library_raises_is_told_in_one_line(error: str, told: str) -> None:

@@ -1,7 +1,9 @@
 """Whoever waits is told for what: by a bar whose clock goes on, or by a line."""
 
 import logging
+import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -35,11 +37,51 @@ def test_of_a_long_text_each_part_of_the_reading_is_said(
 ) -> None:
     with progress.reading_progress(False) as report:
         for phase in ("hashing", "encoding"):
-            for size in (1000, 90_000_000):
+            for size in (1000, (4 << 20) - 1, 4 << 20, 90_000_000):
                 report(phase, size // 2, size)
                 report(phase, size, size)
                 report("", 0, 1)
-    assert capsys.readouterr().err == "hashing: 90 MB\nencoding: 90 MB\n"
+    said = "hashing: 4 MB\nhashing: 90 MB\nencoding: 4 MB\nencoding: 90 MB\n"
+    assert capsys.readouterr().err == said
+
+
+def test_a_bar_of_the_reading_shows_the_bytes_of_each_part_and_goes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with progress.reading_progress(True) as report:
+        assert "reading: 0.00B [" in capsys.readouterr().err
+        time.sleep(0.2)  # longer than between two drawings
+        report("hashing", 30_000_000, 90_000_000)
+        assert "hashing:  33%|" in (shown := capsys.readouterr().err)
+        assert "| 30.0M/90.0M [" in shown
+        time.sleep(0.2)
+        report("encoding", 90_000_000, 90_000_000)
+        assert "encoding: 100%|" in capsys.readouterr().err
+    assert set(capsys.readouterr().err) == {"\r", " "}
+
+
+def test_on_a_terminal_a_clock_says_what_is_under_way_and_goes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with progress.clock("scoring"):
+        pass
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with progress.clock("scoring"):
+        assert "\rscoring [00:00]" in capsys.readouterr().err
+    assert set(capsys.readouterr().err) == {"\r", " "}
+
+
+def test_notes_are_escaped_on_a_terminal_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for is_terminal, shown in ((False, "\x1b"), (True, "\\x1b")):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda answer=is_terminal: answer)
+        progress.note("a\x1bb")
+        with progress.notes_of_libraries():
+            warnings.simplefilter("always")
+            warnings.warn("c\x1b\nd", stacklevel=1)
+        assert capsys.readouterr().err == f"a{shown}b\nWarning: c{shown} d\n"
 
 
 def test_what_the_library_logs_is_a_note(
