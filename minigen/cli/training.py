@@ -42,9 +42,7 @@ def one_voice() -> Iterator["Workers"]:
     except BaseException as error:
         if not workers.fail_together():
             told = str(error) or type(error).__name__
-            print(
-                f"Error: worker {workers.rank} of {workers.size}: {told}", file=stderr, flush=True
-            )
+            print(f"Error: worker {workers.rank} of {workers.size}: {told}", file=stderr)
             workers.abort(1)
         raise
 

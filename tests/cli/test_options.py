@@ -598,6 +598,13 @@ def _(bench: Bench) -> None:
     assert checked == {"verified": True, "texts": [{"line": 1, "holds": True, "first_token": None}]}
     without = bench.call("verify", bench.run, "--texts", "true.jsonl")
     assert (without.status, "cannot be told" in without.out) == (1, True)
+    said = bench("verify", bench.run, "--texts", "true.jsonl", *draft).out
+    assert said == (
+        "line 1: true, 20 tokens\n1 of 1 texts are what the model writes, token by token\n"
+    )
+    Path("empty.jsonl").touch()
+    empty = bench.call("verify", bench.run, "--texts", "empty.jsonl", "--json")
+    assert (empty.status, empty.out) == (1, '{"verified": false, "texts": []}\n')
     wrong = bench.call("verify", bench.run, "--texts", "false.jsonl", *draft)
     assert (wrong.status, "NOT TRUE" in wrong.out) == (1, True)
 

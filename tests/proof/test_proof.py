@@ -479,3 +479,52 @@ def test_a_failed_claim_or_an_uncaught_control_is_exit_status_1(
     assert prove(capsys, "--json", text=text)[0] == 1
     monkeypatch.setattr(proving, "EXPERIMENTS", (lambda lab: held,))
     assert prove(capsys, text=text)[0] == 0
+
+
+def test_each_claim_and_its_control_is_a_row(capsys, monkeypatch):
+    """Longer texts go on below, in lines of sixty characters."""
+    told = f"{'a' * 30} {'b' * 30}"  # a character more than one line
+    held = Claim("held", True, told, Control("broken", True))
+    wrong = Claim("wrong", False, "it differs", Control("of no use", False))
+    untested = Claim("untested", None, "", Control("nor this", False))
+    rows = {
+        held: [
+            f"held                    holds           {'a' * 30}",
+            f"                                        {'b' * 30}",
+            "  control               caught          broken",
+        ],
+        wrong: [
+            "wrong                   FAILS           it differs",
+            "  control               NOT CAUGHT      of no use",
+        ],
+        untested: [
+            "untested                untested        ",
+            "  control               untested        nor this",
+        ],
+    }
+    for claims, conclusion, status in (
+        ([held], "Everything holds.", 0),
+        ([held, untested], "Everything that could be tested here holds.", 0),
+        ([held, wrong, untested], "Not everything holds.", 1),
+    ):
+        tried = [lambda lab, one=claim: one for claim in claims]
+        monkeypatch.setattr(proving, "EXPERIMENTS", tried)
+        assert command(["prove"]) == status
+        lines = [line for claim in claims for line in rows[claim]]
+        assert capsys.readouterr().out.splitlines() == [*lines, "", conclusion]
+        assert command(["prove", "--json"]) == status
+        assert json.loads(capsys.readouterr().out) == {
+            "claims": [
+                {
+                    "name": claim.name,
+                    "holds": claim.holds,
+                    "evidence": claim.evidence,
+                    "control": {
+                        "description": claim.control.description,
+                        "caught": claim.control.caught,
+                    },
+                }
+                for claim in claims
+            ],
+            "holds": status == 0,
+        }

@@ -5,15 +5,20 @@ import json
 import shutil
 import subprocess
 import sys
+from concurrent.futures import Future
+from contextlib import nullcontext
+from threading import Event
 
 import numpy as np
 import pytest
 
 from minigen import Config, Run
 from minigen.cli import run as command
+from minigen.errors import MinigenError
 from minigen.proof import verification
 from minigen.proof.workers import mpiexec
 from minigen.training.checkpoint import load, save
+from minigen.training.workers import Workers
 
 pytestmark = pytest.mark.filterwarnings("default:.*has lost, doubled or changed a line")
 
@@ -93,8 +98,22 @@ def verdict(verify, folder, *options):
 def test_a_run_folder_is_verified(folder, verify):
     status, out, err = verify(folder)
     assert (status, err) == (0, f"training {STEPS} steps again\n")
-    assert out.count(Run.load(folder).fingerprint) == 2
-    assert out.splitlines()[-1].startswith("verified")
+    first, *segments, conclusion = [
+        f"file           {last(folder)}, step 6",
+        "segment        step 0 to 4: the same",
+        "segment        step 4 to 6: the same",
+        "verified: the same weights, moments, merges and batches, bit for bit",
+    ]
+    held = f"fingerprint    {Run.load(folder).fingerprint}"
+    again = f"trained again  {Run.load(folder).fingerprint}"
+    assert out.splitlines() == [first, held, again, *segments, conclusion]
+    assert verify(last(folder))[1].splitlines() == [first, held, again, conclusion]
+    drawn = [verify(folder, "--segments", "1", "--seed", str(seed))[1] for seed in range(3)]
+    share = [conclusion.replace(":", f": {percent} of the steps:") for percent in ("67%", "33%")]
+    assert {tuple(out.splitlines()) for out in drawn} == {
+        (first, held, segments[0], share[0]),
+        (first, held, again, segments[1], share[1]),
+    }
 
 
 @pytest.mark.parametrize("step", [0, 4])
@@ -271,6 +290,43 @@ def test_segments_side_by_side_say_the_same(folder, verify, monkeypatch):
     one_after_the_other = verify(folder)
     monkeypatch.setattr(verification, "WORTH_PROCESSES", 0)
     assert verify(folder) == one_after_the_other
+    assert " 6/6 [" in verify(folder, "--progress")[2]
+
+
+def test_processes_help_only_where_that_is_worth_it_and_there_are_cores(
+    folder, verify, monkeypatch
+):
+    asked = []
+    pool = Workers.pool
+    monkeypatch.setattr(
+        Workers, "pool", lambda *args, **options: asked.append((args[1:], options)) or pool(*args)
+    )
+    for worth, cores, used in ((1 << 28, 1, []), (0, 0, []), (0, 1, [((2,), {"joins": True})])):
+        monkeypatch.setattr(verification, "WORTH_PROCESSES", worth)
+        monkeypatch.setattr(Workers, "helpers", lambda _, count=cores: count)
+        assert (verify(folder)[0], asked) == (0, used)
+
+
+def test_what_goes_wrong_in_a_helper_is_told(folder, verify, monkeypatch):
+    begun = Event()
+
+    class Broken:
+        def submit(self, *_):
+            begun.set()
+            future = Future()
+            future.set_exception(MinigenError("it was killed"))
+            return future
+
+    def check(*arguments):
+        begun.wait()
+        return checked(*arguments)
+
+    checked = verification.Verification.check
+    monkeypatch.setattr(verification.Verification, "check", check)
+    monkeypatch.setattr(verification, "WORTH_PROCESSES", 0)
+    monkeypatch.setattr(Workers, "helpers", lambda _: 1)
+    monkeypatch.setattr(Workers, "pool", lambda *_, **__: nullcontext(Broken()))
+    assert verify(folder) == (1, "", "training 6 steps again\nError: it was killed\n")
 
 
 def test_a_forged_checkpoint_in_the_middle_is_named_with_its_segment(folder, verify):
