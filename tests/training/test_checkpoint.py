@@ -66,6 +66,7 @@ def refusal(path, **options):
     """The one line with which a file is refused."""
     with pytest.raises(MinigenError) as caught:
         load(path, **options)
+    assert type(caught.value) is MinigenError
     message = str(caught.value)
     assert "\n" not in message
     assert message.startswith(f"cannot load {path}: ")
