@@ -369,9 +369,47 @@ def test_a_tensor_without_a_sha256_is_refused(path):
     assert "the bytes of E do not match their SHA-256" in refusal(path)
 
 
-def test_a_position_that_no_stream_has_is_refused(path):
-    rewrite(path, lambda description: description["streams"].update(optimizer=2**258))
-    assert "optimizer must be an integer from 0 to below 2^258" in refusal(path)
+def state(size):
+    return {name: {"bytes": size, "sha256": ""} for name in ("metrics.jsonl", "samples.jsonl")}
+
+
+@pytest.mark.parametrize(
+    ("part", "inside", "outside"),
+    [
+        ("step", 0, -1),
+        ("step", 2**258 - 1, 2**258),
+        ("corpus_files", 0, -1),
+        ("streams", {"optimizer": 0, "inference": 2**258 - 1}, {"optimizer": 0, "inference": -1}),
+        ("logs", state(0), state(-1)),
+        ("logs", state(2**63), state(True)),
+        ("config", {**make().config, "training": {"steps": 3}}, {"training": {"steps": 2}}),
+    ],
+)
+def test_a_number_at_the_end_of_its_range_is_read_and_one_beyond_refused(
+    path, part, inside, outside
+):
+    rewrite(path, lambda description: description.update({part: inside}))
+    load(path)
+    rewrite(path, lambda description: description.update({part: outside}))
+    refusal(path)
+
+
+def test_a_description_may_have_a_mebibyte_more_than_the_tensors_and_no_byte_beyond(tmp_path):
+    checkpoint, path = make(moments=()), tmp_path / "x"
+
+    def described(prompt):
+        checkpoint.config["sampling"]["prompt"] = prompt
+        save(path, checkpoint)
+        return int.from_bytes(path.read_bytes()[:8], "little")
+
+    most = 2**20 + 8 * (V * D + D * K * V + V)
+    room = most - described("")
+    assert described("x" * room) == most
+    assert_same(checkpoint, load(path))
+    with pytest.raises(MinigenError, match=f"at most {2**20} bytes more than its tensors"):
+        described("x" * (room + 8))
+    path.write_bytes((2**20 + 8).to_bytes(8, "little") + b" " * (2**20 + 8))
+    assert "its description must have at most" in refusal(path)
 
 
 def test_a_tensor_of_another_name_is_refused(path):

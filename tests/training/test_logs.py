@@ -6,13 +6,15 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from minigen import Config, MinigenError, Run, write_report
 from minigen.training import checkpoint
+from minigen.training import logs as module
 from minigen.training.folder import RunFolder
-from minigen.training.logs import METRICS, SAMPLES, Log, cut, read_lines
+from minigen.training.logs import METRICS, SAMPLES, TIMING, Log, cut, parse, read_lines
 from tests.conftest import TINY, Result
 
 pytestmark = pytest.mark.filterwarnings("default:.*has lost, doubled or changed a line")
@@ -184,6 +186,20 @@ def test_a_line_that_cannot_be_written_whole_is_not_there(
     assert (tmp_path / "run" / METRICS).read_bytes() == b""
 
 
+def test_timing_says_how_long_each_step_took_to_the_microsecond(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moments = iter((1.0, 3.25, 10.0, 10.1234567))  # before and after each step
+    clock = SimpleNamespace(perf_counter=lambda: next(moments))
+    monkeypatch.setattr("minigen.training.folder.time", clock)
+    records = RunFolder.create(tmp_path / "run", Run(Config.load("fables", TINY))).steps()
+    next(records), next(records)
+    assert read_lines(tmp_path / "run" / TIMING) == [
+        {"step": 1, "seconds": 2.25},
+        {"step": 2, "seconds": 0.123457},
+    ]
+
+
 def test_checkpoints_without_logs_load_and_go_on(folder: Path) -> None:
     """Those of before, and those that a Run saves from Python."""
     whole = contents(folder)
@@ -250,6 +266,39 @@ def test_a_log_that_is_no_file_of_the_folder_is_refused_untouched(
     assert elsewhere.read_bytes() == before
 
 
+@pytest.mark.skipif(not hasattr(os, "O_NOFOLLOW"), reason="links are followed on Windows")
+def test_nor_is_a_link_followed_that_was_laid_at_the_last_moment(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = Path(shutil.copy(folder / METRICS, folder.parent))
+    (folder / METRICS).unlink()
+    (folder / METRICS).symlink_to(elsewhere)
+    monkeypatch.setattr(module, "require_own", lambda path: None)
+    before = elsewhere.read_bytes()
+    for touch in (Log, lambda path: cut(path, 0)):
+        with pytest.raises(OSError, match="symbolic link"):
+            touch(folder / METRICS)
+    assert elsewhere.read_bytes() == before
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux, to count open files")
+def test_a_log_is_as_readable_as_any_other_file_and_is_closed_when_it_is_let_go(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "plain").touch()
+    before = os.listdir("/proc/self/fd")
+    log = Log(tmp_path / METRICS)
+    log.append({"step": 1})
+    again = Log(tmp_path / METRICS)
+    assert again.state == log.state
+    again.append({"step": 2, "text": "é"})
+    cut(tmp_path / METRICS, again.state["bytes"])
+    assert (tmp_path / METRICS).read_text("utf-8") == '{"step": 1}\n{"step": 2, "text": "é"}\n'
+    assert (tmp_path / METRICS).stat().st_mode == (tmp_path / "plain").stat().st_mode
+    del log, again
+    assert os.listdir("/proc/self/fd") == before
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes are POSIX's")
 def test_nobody_waits_for_a_pipe_in_place_of_a_log(folder: Path, minigen: Command) -> None:
     (folder / METRICS).unlink()
@@ -285,6 +334,7 @@ def test_a_hostile_line_is_refused_in_one_short_line(hostile: str, folder: Path)
     log.write_bytes(log.read_bytes() + HOSTILE[hostile] + b"\n")
     with pytest.raises(MinigenError, match="is damaged, line 7: ") as raised:
         read_lines(log)
+    assert raised.type is MinigenError  # and not wrong usage
     assert len(str(raised.value)) < 500
     assert "\n" not in str(raised.value)
 
@@ -301,6 +351,37 @@ def test_every_command_reads_logs_so(
     assert "Traceback" not in found.err
     assert "unexpected" not in found.err
     assert found.err.count("Error: ") == (0 if command == "verify" else 1)
+
+
+@pytest.mark.parametrize(
+    ("inside", "outside"),
+    [
+        ('"step": 0', '"step": -1'),
+        (f'"step": {2**63 - 1}', f'"step": {2**63}'),
+        (f'"step": 1, "position": {2**258 - 1}', f'"step": 1, "position": {2**258}'),
+        (f'"step": 1, "position": {1 - 2**258}', f'"step": 1, "position": {-(2**258)}'),
+        ('"step": 1, "token_ids": [0, 1]', '"step": 1, "token_ids": [0, -1]'),
+        ('"step": 1, "token_ids": []', '"step": 1, "token_ids": [0, true]'),
+        ('"step": 1, "text": ""', '"step": 1, "text": null'),
+        ('"step": 1, "loss": -1.5', '"step": 1, "loss": Infinity'),
+        ('"step": 1, "loss": 1e308', '"step": 1, "loss": 1e309'),
+    ],
+)
+def test_a_line_holds_a_step_and_numbers_texts_and_ids_in_their_ranges(inside, outside) -> None:
+    assert parse(f"{{{inside}}}".encode()) == json.loads(f"{{{inside}}}")
+    with pytest.raises(ValueError, match=r"of the wrong kind|it holds Infinity"):
+        parse(f"{{{outside}}}".encode())
+
+
+def test_a_line_without_end_is_cut_short_or_longer_than_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minigen.training.logs._LONGEST", 20)
+    (tmp_path / METRICS).write_bytes(b'{"step": 1}\n{"step": 2, "loss":')
+    assert read_lines(tmp_path / METRICS) == [{"step": 1}]
+    (tmp_path / METRICS).write_bytes(b'{"step": 1}\n{"step": 2, "loss": ')
+    with pytest.raises(MinigenError, match="is damaged, line 2: "):
+        read_lines(tmp_path / METRICS)
 
 
 def test_what_a_log_holds_is_read_as_it_was_written(folder: Path) -> None:

@@ -5,6 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +111,14 @@ def test_a_pool_has_no_more_processes_than_there_are_cores_or_tasks(
     assert workers.helpers() == cores - 1
     with workers.pool(tasks, joins=joins) as executor:
         assert executor._max_workers == processes
+
+
+def test_a_pool_that_is_interrupted_ends_its_processes_and_does_not_wait_for_them():
+    with pytest.raises(KeyboardInterrupt), Workers().pool(1) as executor:
+        executor.submit(os.getpid).result()
+        executor.submit(time.sleep, PATIENCE)
+        raise KeyboardInterrupt
+    assert not active_children()
 
 
 def test_a_blas_that_was_loaded_later_is_held_at_the_same_number_of_threads():
