@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from minigen import Config, Run, cli
-from minigen.errors import MinigenError
+from minigen.errors import MinigenError, OptionError
 from minigen.model import parallel
 from minigen.training import checkpoint
 from minigen.training.folder import RunFolder
@@ -79,6 +79,8 @@ def test_one_process_is_the_trivial_case():
     assert alone.each(lambda: 3) == alone.from_first(lambda: 3) == alone.total(lambda: 3, 9) == 3
     alone.agree("colour", "red")
     assert join(alone) is alone
+    with pytest.raises(OptionError, match=r"^workers must be a communicator of mpi4py \(got 3\)"):
+        join(3)
 
 
 def test_a_pool_shares_the_threads_out_and_gives_them_back(monkeypatch):
@@ -114,10 +116,14 @@ def test_a_pool_has_no_more_processes_than_there_are_cores_or_tasks(
 
 
 def test_a_pool_that_is_interrupted_ends_its_processes_and_does_not_wait_for_them():
-    with pytest.raises(KeyboardInterrupt), Workers().pool(1) as executor:
-        executor.submit(os.getpid).result()
-        executor.submit(time.sleep, PATIENCE)
-        raise KeyboardInterrupt
+    def interrupted():
+        with Workers().pool(1) as executor:
+            executor.submit(os.getpid).result()
+            executor.submit(time.sleep, PATIENCE)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert not active_children()
 
 
