@@ -273,7 +273,7 @@ def _check_size(path: Path) -> None:
     """Refuse what would take more time or memory to read than a real file of its size."""
     with open(path, "rb") as file:
         described = int.from_bytes(file.read(8), "little")
-        rest = os.fstat(file.fileno()).st_size - described
+        rest = os.fstat(file.fileno()).st_size - 8 - described
     if rest >= 0:  # else it is no safetensors file, as the library will say
         _check_described(described, rest)
         memory.require(rest, "it", "use a machine with more memory")

@@ -201,7 +201,8 @@ class Run:
         records make a table as they are: ``pandas.DataFrame(run.train())``. See ``steps``.
         """
         if steps is None and self.step == self.config.training.steps:
-            warnings.warn(f"nothing left to train: {self._all_done()}", stacklevel=2)
+            # One level more than usual, since ``checked`` stands between.
+            warnings.warn(f"nothing left to train: {self._all_done()}", stacklevel=3)
         records = self.steps(steps)
         if progress:
             from tqdm.auto import tqdm
@@ -220,9 +221,9 @@ class Run:
         checkpoint.require_trainable(self._source, self._format)
         left = self.config.training.steps - self.step
         steps = left if steps is None else steps
+        if steps > left == 0:
+            raise OptionError(self._all_done())
         if not 0 <= steps <= left:
-            if not left and steps > 0:
-                raise OptionError(self._all_done())
             raise OptionError(
                 f"steps must be from 0 to the {left} left of training.steps = "
                 f"{self.config.training.steps} (got {steps}); raise training.steps to train longer"

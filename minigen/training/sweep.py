@@ -299,7 +299,8 @@ def sweep(
     for name, one in runs.items():
         folder = path / name
         if (fault := mend(folder, one)) and name in planned:
-            warnings.warn(f"{name}: {fault}: it is trained again", stacklevel=2)
+            # One level more than usual, since ``checked`` stands between.
+            warnings.warn(f"{name}: {fault}: it is trained again", stacklevel=3)
         if not is_done(folder, one):
             for _ in RunFolder.resume(folder, one).steps():
                 pass

@@ -1,5 +1,6 @@
 """The sweep: what is asked for, runs as if started alone, going on, and the table."""
 
+import json
 import os
 import shutil
 import signal
@@ -314,9 +315,13 @@ def test_the_same_call_of_sweep_mends_a_run_and_adds_others(tmp_path):
     values = {RATE: [0.01]}
     first = sweep(BASE, values, out=out, seeds=[0, 1])
     shutil.rmtree(out / "seed=1")
-    with pytest.warns(UserWarning, match="^seed=1: its folder is gone: it is trained again"):
+    told = "^seed=1: its folder is gone: it is trained again"
+    with pytest.warns(UserWarning, match=told) as caught:
         again = sweep(BASE, values, out=out, seeds=[0, 1, 2])
+    assert caught[0].filename == __file__  # the caller's line, which python shows
     assert again[:2] == first
+    ends = [json.loads(line) for line in (out / "seed=0/metrics.jsonl").read_text().splitlines()]
+    assert again[0] == {"folder": out / "seed=0", "run.seed": 0, RATE: 0.01, **ends[-1]}
     assert len(find(out)) == 3
     shutil.rmtree(out / "seed=2")
     assert len(find(out)) == 3
