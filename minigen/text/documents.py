@@ -180,15 +180,11 @@ def _is_run(folder: Path, names: dict[str, Any]) -> bool:
 def _entries(folder: Path) -> Iterator[Iterator[os.DirEntry[str]]]:
     """Give the entries of a folder, however long its path is."""
     with explained(f"cannot read {folder}"), ExitStack() as stack:
-        try:
-            entries = os.scandir(folder)
-        except OSError as error:
-            if error.errno != errno.ENAMETOOLONG:
-                raise
-            descriptor = _open(os.fspath(folder), os.O_RDONLY)
-            stack.callback(os.close, descriptor)
-            entries = os.scandir(descriptor)
-        yield stack.enter_context(entries)
+        place: Path | int = folder
+        if os.scandir in os.supports_fd:
+            place = _open(str(folder), os.O_RDONLY)
+            stack.callback(os.close, place)
+        yield stack.enter_context(os.scandir(place))
 
 
 def _open(path: str, flags: int) -> int:
