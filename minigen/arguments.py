@@ -128,8 +128,8 @@ def _is_numeric(value: Any) -> bool:
 
 
 _RULES = {
-    Any: _plain("anything", "", object, bool),
-    object: _plain("anything", "", object, bool),
+    Any: _plain("", "", object, bool),
+    object: _plain("", "", object, bool),
     ArrayLike: _Rule("numbers", "", _is_numeric),
     NoneType: _plain("None", "None", NoneType),
     bool: _plain("True or False", "", bool, np.bool_),

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import ArrayLike
 
 from minigen.arguments import checked
-from minigen.errors import OptionError, nearest, shown
+from minigen.errors import OptionError, likeness, nearest, shown
 from minigen.training.config import Config
 from minigen.training.run import Run
 
@@ -143,3 +143,4 @@ def test_values_are_shown_in_one_line_of_80_characters_at_most() -> None:
 def test_the_nearest_name_is_the_one_with_most_in_common() -> None:
     assert nearest("temprature", ["top_p", "temperature", "min_p"]) == "temperature"
     assert nearest("mn_p", ["top_p", "temperature", "min_p"]) == "min_p"
+    assert (likeness("tide", "diet"), likeness("diet", "tide")) == (0.25, 0.5)

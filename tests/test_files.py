@@ -29,7 +29,7 @@ STRAY = re.compile(r"\.x y\.[0-9a-f]{16}\.unfinished")
 def test_a_file_is_replaced_by_all_of_its_content_in_the_order_that_survives_a_power_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, done = tmp_path / "x y", []
+    path, done, before = tmp_path / "x y", [], open_descriptors()
     path.write_bytes(b"old")
     fsync, replace = os.fsync, os.replace
 
@@ -52,6 +52,7 @@ def test_a_file_is_replaced_by_all_of_its_content_in_the_order_that_survives_a_p
         remove_strays(tmp_path)  # of one that is being written, another process keeps off
         assert (tmp_path / hidden).exists()
     assert done == [3, "replaced", "folder"]
+    assert open_descriptors() == before
     assert [(entry.name, entry.read_bytes()) for entry in tmp_path.iterdir()] == [("x y", b"new")]
 
 
@@ -115,6 +116,10 @@ def test_strays_are_removed_and_nothing_else(
     assert {path.name for path in tmp_path.iterdir()} == {folder, link, strays[0], *others}
 
 
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
+
+
 # ── One owner of a folder ────────────────────────────────────────────────────────────────────────
 
 ASK = "import sys; from pathlib import Path; from minigen.files import own; own(Path(sys.argv[1]))"
@@ -130,7 +135,7 @@ def another_process(folder: Path) -> str:
 def test_a_folder_is_owned_as_long_as_its_owner_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
+    before = open_descriptors()
     first = own(tmp_path)
     (tmp_path / "link").symlink_to(tmp_path)
     assert first is own(tmp_path) is own(tmp_path / "link")
@@ -140,7 +145,7 @@ def test_a_folder_is_owned_as_long_as_its_owner_is_kept(
         "with --out"
     )
     if sys.platform == "linux":
-        assert len(os.listdir("/proc/self/fd")) == before + 1
+        assert open_descriptors() == before + 1
         monkeypatch.setattr(files.Path, "read_text", lambda path: "1: POSIX ADVISORY\nstrange\n")
         descriptor = os.open(tmp_path, os.O_RDONLY)
         assert files._owner(descriptor) == "another process"
@@ -149,6 +154,28 @@ def test_a_folder_is_owned_as_long_as_its_owner_is_kept(
     assert another_process(tmp_path) == ""
     monkeypatch.setattr(files, "fcntl", None)
     assert own(tmp_path) is None
+
+
+@pytest.mark.skipif(files.fcntl is None, reason="locks are POSIX's")
+def test_where_locks_do_not_exist_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(*_: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(files.fcntl, "flock", unknown)
+    said = f"^{tmp_path} cannot be locked here: start no second process that writes to it$"
+    with pytest.warns(UserWarning, match=said) as caught:
+        own(tmp_path)
+    assert [Path(warning.filename) for warning in caught] == [Path(__file__)]
+    with replacing(tmp_path / "x") as file:  # which is none the less safe
+        file.write(b"new")
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(MinigenError, match=f"^cannot read folder {tmp_path}/x: No such file"):
+        own(tmp_path / "x")
 
 
 # ── What the system refuses ──────────────────────────────────────────────────────────────────────

@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, get_args
 
 from minigen.errors import MinigenError, OptionError
 from minigen.files import explained
@@ -170,7 +170,7 @@ def _is_run(folder: Path, names: dict[str, Any]) -> bool:
         return True
     try:
         with open(folder / "config.toml", "rb", opener=_open) as file:
-            tables = tomllib.loads(file.read(1 << 20).decode())
+            tables = tomllib.load(file)
     except (OSError, ValueError, RecursionError):
         return False
     return {"run", "corpus", "tokenizer", "model", "training", "optimizer"} <= tables.keys()
@@ -193,7 +193,7 @@ def _open(path: str, flags: int) -> int:
         return os.open(path, flags)
     except OSError as error:
         cut = path.find("/", max(1, len(path) - 1000))
-        if error.errno != errno.ENAMETOOLONG or cut < 0:
+        if error.errno != errno.ENAMETOOLONG or cut == -1:
             raise
     folder = _open(path[:cut], os.O_RDONLY)
     try:
@@ -226,7 +226,7 @@ class Reader:
     def __init__(
         self, sources: Sequence[Source], documents: Documents, progress: Progress | None = None
     ) -> None:
-        if documents not in ("file", "paragraph", "line"):
+        if documents not in get_args(Documents):
             raise OptionError(
                 f'documents must be "file", "paragraph" or "line" (got {documents!r})'
             )

@@ -48,7 +48,7 @@ _LONGEST_WORD = 61
 _REMEMBERED_WORDS = 1 << 17
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Encoding:
     """The ids of one text: ``array`` (T,) of an unsigned type, ``ids`` the same as a list."""
 
@@ -128,8 +128,7 @@ class ByteTokenizer:
         """Encode new words with the library, on all cores: lists of words, ended by chr(256)."""
         lists = [words[start : start + 512] for start in range(0, len(words), 512)]
         texts = ["".join(word + END_OF_TEXT_CHARACTER for word in part) for part in lists]
-        encodings = self._library.encode_batch_fast(texts, add_special_tokens=False)
-        for part, encoding in zip(lists, encodings, strict=True):
+        for part, encoding in zip(lists, self._library.encode_batch_fast(texts), strict=True):
             ids = np.array(encoding.ids, self.dtype)
             behind = np.flatnonzero(ids == END_OF_TEXT) + 1
             if END_OF_TEXT_CHARACTER in part:  # a word of its own, behind which no list goes on
@@ -139,18 +138,13 @@ class ByteTokenizer:
 
     @cached_property
     def _library(self) -> "Tokenizer":
-        from tokenizers import Tokenizer, models, pre_tokenizers
+        from tokenizers import Tokenizer, models
 
         spelling = [token.decode("latin-1") for token in self._bytes]
         spelling[END_OF_TEXT] = END_OF_TEXT_CHARACTER
-        library = Tokenizer(
-            models.BPE(
-                vocab={token: index for index, token in enumerate(spelling)},
-                merges=[(spelling[left], spelling[right]) for left, right in self.merges],
-            )
-        )
-        library.pre_tokenizer = pre_tokenizers.Split(END_OF_TEXT_CHARACTER, "isolated")
-        return library
+        vocabulary = {token: index for index, token in enumerate(spelling)}
+        merges = [(spelling[left], spelling[right]) for left, right in self.merges]
+        return Tokenizer(models.BPE(vocabulary, merges))
 
     @checked
     def decode(self, ids: ArrayLike) -> bytes:

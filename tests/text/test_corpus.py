@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import zlib
+from dataclasses import FrozenInstanceError
 from importlib import resources
 from types import SimpleNamespace
 
@@ -340,17 +341,21 @@ def test_a_link_to_nothing_in_a_folder_is_a_missing_file(tmp_path):
         corpus.load([tmp_path])
 
 
+FRACTION = "validation_fraction must be from 0 to below 1 (got {})"
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("options", "message"),
     [
-        {"documents": "word"},
-        {"validation_fraction": 1.0},
-        {"validation_fraction": float("nan")},
-        {"vocab_size": 256},
+        ({"documents": "word"}, 'documents must be "file", "paragraph" or "line" (got \'word\')'),
+        ({"validation_fraction": 1.0}, FRACTION.format("1.0")),
+        ({"validation_fraction": -1e-300}, FRACTION.format("-1e-300")),
+        ({"validation_fraction": float("nan")}, FRACTION.format("nan")),
+        ({"vocab_size": 256}, "vocab_size must be at least 257 (got 256)"),
     ],
 )
-def test_an_option_out_of_range_is_refused(options):
-    with pytest.raises(OptionError, match=r"got"):
+def test_an_option_out_of_range_is_refused(options, message):
+    with pytest.raises(OptionError, match=f"^{re.escape(message)}$"):
         corpus.from_memory("abc", **options)
 
 
@@ -488,6 +493,8 @@ def test_the_embedded_text_is_the_one_of_the_package():
     data = (resources.files("minigen") / "corpora" / "fables.txt").read_bytes()
     assert parts(corpus.load("fables")) == ([data], [])
     assert corpus.load("fables").sha256 == hashlib.sha256(data).hexdigest()
+    with pytest.raises(FrozenInstanceError):
+        corpus.load("fables").name = "external"
 
 
 # Contexts

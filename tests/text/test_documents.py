@@ -3,6 +3,7 @@
 import os
 import re
 import warnings
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
@@ -103,8 +104,10 @@ def test_a_folder_is_one_of_a_run_where_a_run_left_its_config(tmp_path: Path) ->
 def test_one_thing_left_out_is_told_of_alone(tmp_path: Path) -> None:
     (tmp_path / "x").touch()
     (tmp_path / "link").symlink_to(tmp_path)
-    with pytest.warns(UserWarning, match=rf"text: {tmp_path}/link is a link to a folder$"):
+    message = rf"^left out of the text: {tmp_path}/link is a link to a folder$"
+    with pytest.warns(UserWarning, match=message) as caught:
         find(tmp_path)
+    assert [Path(warning.filename) for warning in caught] == [Path(documents.__file__)]
 
 
 def test_files_of_the_token_cache_are_no_text(tmp_path: Path) -> None:
@@ -164,7 +167,7 @@ def test_what_looks_strange_is_told_of_once_and_only_of_files(tmp_path: Path) ->
         told = f"^{odd[0]} looks like PDF{more}; its bytes are taken as they are$"
         with pytest.warns(UserWarning, match=told) as caught:
             Reader(sources, "file")
-        assert len(caught) == 1
+        assert [Path(warning.filename) for warning in caught] == [Path(__file__)]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Reader([in_memory(b"%PDF-\0")], "file")  # a program knows what it has made
@@ -200,5 +203,7 @@ def test_blocks_are_told_of_as_they_are_hashed_and_read(tmp_path: Path) -> None:
     steps = [(documents.BLOCK, total), (size, total), (total, total)]
     assert told == [("hashing", *step) for step in steps]
     text = "".join(reader.characters())
+    with pytest.raises(FrozenInstanceError):
+        sources[0].size = 5  # type: ignore[misc]
     assert told[3:] == [("reading", *step) for step in steps]
     assert text == f"\u0100{'a' * size}\u0100b\u0100"

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import trainers
 
 from minigen.errors import MinigenError, OptionError
 from minigen.text.tokenizer import END_OF_TEXT, ByteTokenizer, TextStream, _words, characters
@@ -61,6 +62,7 @@ def test_ids_of_the_byte_vocabulary_are_the_bytes():
     assert encoding.array.tolist() == encoding.ids
     assert encoding.array.dtype == np.uint16
     assert len(encoding) == 13
+    assert encoding in {encoding}
 
 
 def test_the_control_token_has_no_bytes(tokenizer):
@@ -97,11 +99,17 @@ def test_no_ids_are_no_bytes(tokenizer):
     assert tokenizer.decode([]) == b""
 
 
-def test_merges_follow_the_textbook(capfd):
+def test_merges_follow_the_textbook():
     # "aaabdaaabac": aa, then aa + a (4 pairs tie at 2; (a, b) = (97, 98) has the lowest ids).
     assert ByteTokenizer.train([b"aaabdaaabac"], 259).merges == ((97, 97), (97, 98))
     assert ByteTokenizer.train([b"aaabdaaabac"], 259).encode("aaab").ids == [257, 258]
-    assert capfd.readouterr() == ("", "")  # the library would show its progress
+
+
+def test_the_library_shows_no_bar_of_its_own(monkeypatch):
+    made, make = [], trainers.BpeTrainer
+    monkeypatch.setattr(trainers, "BpeTrainer", lambda **o: made.append(make(**o)) or made[-1])
+    ByteTokenizer.train([b"abab"], 258)
+    assert [trainer.show_progress for trainer in made] == [False]
 
 
 def test_merges_apply_in_the_order_learned():
@@ -206,6 +214,14 @@ def test_the_control_character_of_a_stream_is_the_control_token(tokenizer):
         b" sat in the old",
         b"",
         b"",
+    ]
+
+
+def test_many_words_are_new_at_once():
+    tokenizer = ByteTokenizer([(119, 119)])
+    text = " ".join(f"ww{chr(97 + i // 26 // 26)}{i:x}" for i in range(1600)).encode()
+    assert tokenizer.encode(text).ids == [
+        i for word in re.split(rb"(ww)", text) for i in ([257] if word == b"ww" else word)
     ]
 
 

@@ -1,13 +1,12 @@
 """One process at a time writes to a run folder."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from minigen import MinigenError, files
+from minigen import MinigenError
 from minigen.training.config import Config
 from minigen.training.folder import RunFolder
 from minigen.training.logs import read_lines
@@ -101,21 +100,6 @@ def test_a_process_may_take_its_own_folder_again() -> None:
     folder = RunFolder.create(Path("run"), Run(Config.load("fables", TINY)))
     again = RunFolder.resume(Path("run"), folder.run.config)
     assert again.run.step == folder.run.step == 0
-
-
-def test_where_locks_do_not_exist_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unknown(*_: object) -> None:
-        raise OSError(37, "No locks available")
-
-    monkeypatch.setattr(files.fcntl, "flock", unknown)
-    os.mkdir("folder")
-    with pytest.warns(UserWarning, match="folder cannot be locked here"):
-        files.own(Path("folder"))
-
-
-def test_a_folder_that_is_not_there_is_named() -> None:
-    with pytest.raises(MinigenError, match="cannot read folder missing: No such file"):
-        files.own(Path("missing"))
 
 
 def test_a_checkpoint_of_another_step_than_its_name_is_refused() -> None:
