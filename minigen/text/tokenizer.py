@@ -48,7 +48,7 @@ _LONGEST_WORD = 61
 _REMEMBERED_WORDS = 1 << 17
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Encoding:
     """The ids of one text: ``array`` (T,) of an unsigned type, ``ids`` the same as a list."""
 
