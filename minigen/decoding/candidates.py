@@ -72,18 +72,12 @@ def decide(
     # Weights of 0 have a finite log-probability in the model, but none behind a filter.
     nats = 0.0 - (head.log_softmax(z) if is_plain else log(p))
     ranking = np.argsort(-p, kind="stable")[:top].tolist()
-    shown = [token for token in ranking if is_plain or p[token] > 0.0]
+    shown = [i for i in ranking if is_plain or p[i] > 0.0]
     others = np.delete(p, shown)
     return Decision(
         candidates=[
-            Candidate(
-                token,
-                tokenizer.token_bytes(token),
-                float(z[token]),
-                float(p[token]),
-                float(nats[token]),
-            )
-            for token in shown
+            Candidate(i, tokenizer.token_bytes(i), float(z[i]), float(p[i]), float(nats[i]))
+            for i in shown
         ],
         greedy_token_id=best.choose(z, history, prompt_length=len(history)),
         entropy=entropy(p),

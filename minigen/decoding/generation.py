@@ -108,36 +108,6 @@ def _overlap(text: bytes, string: bytes) -> int:
     return 0
 
 
-class TextWriter:
-    """Turns the bytes of one continuation into text, as early as it is certain.
-
-    Bytes that may still become a stop string, or part of a character, are held back; a character
-    that stays incomplete comes out as U+FFFD at the end. One that began in the prompt is whole.
-    """
-
-    def __init__(self, stops: StopStrings, prompt: Text):
-        self._stops = stops
-        self._tail, self._held = b"", b""
-        self.decoder = TextStream()
-        self.decoder.push(characters(prompt[-3:]).encode("latin-1"))
-
-    def push(self, data: bytes, may_stop: bool) -> tuple[str, bool]:
-        """Add bytes; return the text that is now certain, and whether a stop string ended it."""
-        if not self._stops.strings:
-            return self.decoder.push(data), False
-        self._tail, cut = self._stops.read(self._tail, data)
-        stopped = may_stop and cut > 0
-        held = self._held + data
-        certain = len(held) - (cut if stopped else self._stops.begun(self._tail))
-        self._held = held[certain:]
-        return self.decoder.push(held[:certain]), stopped
-
-    def close(self, stopped: bool) -> str:
-        """Return what was held back, without the stop string."""
-        rest = "" if stopped else self.decoder.push(self._held)
-        return rest + self.decoder.close()
-
-
 class Task:
     """What the texts of one call have in common: who writes them, how, and where they end.
 
@@ -163,16 +133,22 @@ class Task:
 
 
 class Row:
-    """One text of a task in the making. Nothing ends it before ``min_new_tokens``."""
+    """One text of a task in the making. Nothing ends it before ``min_new_tokens``.
+
+    Its bytes become text as early as that is certain: those that may still become a stop string, or
+    part of a character, are held back; a character that stays incomplete comes out as U+FFFD at the
+    end. One that began in the prompt is whole.
+    """
 
     def __init__(self, task: Task, index: int, prompt: Text):
         self._task, self.index, self.prompt = task, index, prompt
         self.prompt_ids = task.tokenizer.encode(prompt).ids
         self.token_ids: list[int] = []
         self._pieces: list[str] = []
-        self._writer = TextWriter(task.stops, prompt)
-        self._decoder, self._is_free = self._writer.decoder, not task.stops.strings
+        self._tail, self._held, self._decoder = b"", b"", TextStream()
+        self._decoder.push(characters(prompt[-3:]).encode("latin-1"))
         self._token_bytes, self._most = task.token_bytes, task.max_new_tokens
+        self._is_free = not task.stops.strings
 
     def push(self, token: int, **facts: Any) -> Piece:
         """Add a token; return the piece, with the finished text and ``facts`` about it at the end.
@@ -185,14 +161,29 @@ class Row:
         if self._is_free and self._decoder.is_between and data.isascii() and data and not full:
             text = data.decode("ascii")  # the most frequent case, and the fastest
         else:
-            may_stop = len(self.token_ids) >= self._task.policy.min_new_tokens
-            text, stopped = self._writer.push(data, may_stop)
+            text, stopped = self._certain(data)
             if full or stopped or token == END_OF_TEXT:
-                text += self._writer.close(stopped)
+                text += self._rest(stopped)
                 reason = "stop" if stopped else "length"
                 reason = "end_of_text" if token == END_OF_TEXT else reason
         self._pieces.append(text)
         return Piece(self.index, token, text, self.finish(reason, **facts) if reason else None)
+
+    def _certain(self, data: bytes) -> tuple[str, bool]:
+        """Add bytes; return the text that is now certain, and whether a stop string ended it."""
+        if self._is_free:
+            return self._decoder.push(data), False
+        self._tail, cut = self._task.stops.read(self._tail, data)
+        stopped = cut > 0 and len(self.token_ids) >= self._task.policy.min_new_tokens
+        held = self._held + data
+        certain = len(held) - (cut if stopped else self._task.stops.begun(self._tail))
+        self._held = held[certain:]
+        return self._decoder.push(held[:certain]), stopped
+
+    def _rest(self, stopped: bool) -> str:
+        """Return what was held back, without the stop string."""
+        rest = "" if stopped else self._decoder.push(self._held)
+        return rest + self._decoder.close()
 
     def finish(self, reason: FinishReason, **facts: Any) -> Continuation:
         """Return the record of the finished text."""
@@ -205,7 +196,7 @@ class Row:
 
     def give_up(self, dead_end: DeadEndError, **facts: Any) -> Piece:
         """End the text where no token is left; what was held back comes out."""
-        text = self._writer.close(stopped=False)
+        text = self._rest(stopped=False)
         self._pieces.append(text)
         continuation = self.finish("dead_end", explanation=str(dead_end), **facts)
         return Piece(self.index, None, text, continuation)

@@ -62,7 +62,6 @@ class History:
         self,
         texts: Sequence[Sequence[int]],
         vocab_size: int,
-        *,
         counts_tokens: bool,
         ngram_size: int | None,
         new_tokens: int = 0,

@@ -449,13 +449,8 @@ class Policy:
         self, texts: Sequence[Sequence[int]], vocab_size: int, new_tokens: int = 0
     ) -> History:
         """Return the history of R texts, as far as this policy asks for it."""
-        return History(
-            texts,
-            vocab_size,
-            counts_tokens=any(step.option.counts for step in self._steps["logits"]),
-            ngram_size=self.no_repeat_ngram_size,
-            new_tokens=new_tokens,
-        )
+        counts_tokens = any(step.option.counts for step in self._steps["logits"])
+        return History(texts, vocab_size, counts_tokens, self.no_repeat_ngram_size, new_tokens)
 
     def check_ids(self, vocab_size: int) -> None:
         """Refuse a policy that names ids which a vocabulary does not have."""

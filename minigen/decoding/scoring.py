@@ -137,9 +137,7 @@ def evaluate(model: LanguageModel, tokens: Tokens) -> Evaluation:
     bits = head.weight_bits(V)
     nats = 0
     bigrams: Counter[int] = Counter()
-    counts = np.zeros(BINS, dtype=np.int64)
-    hits = np.zeros(BINS, dtype=np.int64)
-    confidences = [0] * BINS
+    counts, hits, confidences = [0] * BINS, [0] * BINS, [0] * BINS
     for contexts, targets in _blocks(tokens, model):
         gap = head.gaps(model.logits(contexts))  # (n, V)
         S = exact_sum(integer_exp(gap, bits), axis=1)  # (n,)
@@ -149,22 +147,24 @@ def evaluate(model: LanguageModel, tokens: Tokens) -> Evaluation:
         confidence = ldexp(1.0, bits) / S
         bins = np.minimum(np.ceil(confidence * BINS).astype(np.int64), BINS) - 1
         right = gap.argmin(axis=1) == targets
-        counts += np.bincount(bins, minlength=BINS)
-        hits += np.bincount(bins[right], minlength=BINS)
         for i in range(BINS):
-            confidences[i] += in_units(confidence[bins == i])
+            inside = bins == i
+            counts[i] += int(exact_sum(inside))
+            hits[i] += int(exact_sum(right & inside))
+            confidences[i] += in_units(confidence[inside])
     n = len(tokens)
     loss = nats / _PER_NAT / n
     reliability = [
         ReliabilityBin(
             lowest=i / BINS,
             highest=(i + 1) / BINS,
-            count=int(counts[i]),
-            confidence=confidences[i] / _PER_NAT / max(1, int(counts[i])),
-            accuracy=int(hits[i]) / max(1, int(counts[i])),
+            count=counts[i],
+            confidence=confidences[i] / _PER_NAT / max(1, counts[i]),
+            accuracy=hits[i] / max(1, counts[i]),
         )
         for i in range(BINS)
     ]
+    errors = (abs(h * int(_PER_NAT) - c) for h, c in zip(hits, confidences, strict=True))
     return Evaluation(
         loss=loss,
         bits_per_byte=nats / _PER_NAT / (tokens.bytes * _LN2) if tokens.bytes else inf,
@@ -172,15 +172,9 @@ def evaluate(model: LanguageModel, tokens: Tokens) -> Evaluation:
         tokens=n,
         bytes=tokens.bytes,
         baselines=count_baselines(bigrams, V),
-        calibration_error=_calibration_error(confidences, hits) / n,
+        calibration_error=sum(errors) / _PER_NAT / n,
         reliability=reliability,
     )
-
-
-def _calibration_error(confidences: list[int], hits: Integers) -> float:
-    """Σ over bins of |hits − Σ confidence|."""
-    units = (abs(int(h) * int(_PER_NAT) - c) for h, c in zip(hits, confidences, strict=True))
-    return sum(units) / _PER_NAT
 
 
 def count_baselines(bigrams: Counter[int], vocab_size: int) -> dict[str, float]:
