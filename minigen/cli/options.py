@@ -173,7 +173,7 @@ class PolicyCommand(click.Command):
 
 
 def _policy_options() -> Iterator[click.Parameter]:
-    from minigen.decoding.policy import DEFAULTS, OPTIONS, Biases, Ids, Number
+    from minigen.decoding.policy import DEFAULTS, OPTIONS, Biases, Ids
 
     for name, option in OPTIONS.items():
         flag, default = f"--{name.replace('_', '-')}", DEFAULTS[name]
@@ -187,7 +187,7 @@ def _policy_options() -> Iterator[click.Parameter]:
             )
         else:
             shown_default = "" if default is None else f"  [default: {default:g}]"
-            kind = float if isinstance(option.kind, Number) else int
+            kind = int if option.kind.is_whole else float
             yield click.Option([flag], type=kind, help=option.help + shown_default)
     yield click.Option(
         ["--greedy"], is_flag=True, help="Always choose the likeliest token: temperature 0."

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property, partial
-from math import inf, isfinite, ulp
+from math import inf, ulp
 from numbers import Integral, Real
+from sys import float_info
 from typing import Any, Literal, NamedTuple, TypedDict
 
 import numpy as np
@@ -61,34 +62,27 @@ class Number(NamedTuple):
     rule: str
     cure: str = "leave it out to switch it off"
     off: float | None = None
+    is_whole: bool = False
 
-    def check(self, name: str, value: Any) -> float:
-        """Return the value as a float; raises OptionError."""
-        if isinstance(value, Real) and not isinstance(value, bool):
+    def check(self, name: str, value: Any) -> Any:
+        """Return the value as a float, or an int; raises OptionError."""
+        kind: Any = Integral if self.is_whole else Real
+        if isinstance(value, kind) and not isinstance(value, bool):
             with suppress(OverflowError):
-                number = float(value)
-                if isfinite(number) and self.lowest <= number <= self.highest:
+                number = int(value) if self.is_whole else float(value)
+                if self.lowest <= number <= self.highest:
                     return number
-        raise OptionError(f"{name} must be a number, {self.rule} (got {shown(value)}); {self.cure}")
+        what = f"a {'whole ' * self.is_whole}number, {self.rule}"
+        raise OptionError(f"{name} must be {what} (got {shown(value)}); {self.cure}")
 
 
-class Whole(NamedTuple):
-    """A whole number from 0 on."""
-
-    cure: str = "0 is off"
-    off: int = 0
-
-    def check(self, name: str, value: Any) -> int:
-        """Return the value as an int; raises OptionError."""
-        if not isinstance(value, Integral) or isinstance(value, bool) or value < 0:
-            raise OptionError(
-                f"{name} must be a whole number, at least 0 (got {shown(value)}); {self.cure}"
-            )
-        return int(value)
-
-
-_TOKEN = Whole("ids are those of `minigen next`")
-_BIAS = Number(-inf, inf, "finite", "to forbid a token, suppress it")
+_MOST = float_info.max
+_COUNT = Number(0, inf, "at least 0", "0 is off", off=0, is_whole=True)
+_PENALTY = Number(-_MOST, _MOST, "finite", "0 is off")
+_CUTOFF = Number(0.0, 1.0, "between 0 and 1", off=0)
+_MASS = Number(0.0, 1.0, "between 0 and 1", off=1)  # with its slack, 1 would cut the tail
+_TOKEN = Number(0, inf, "at least 0", "ids are those of `minigen next`", is_whole=True)
+_BIAS = Number(-_MOST, _MOST, "finite", "to forbid a token, suppress it")
 
 
 class Ids(NamedTuple):
@@ -123,12 +117,6 @@ class Biases(NamedTuple):
         }
 
 
-_COUNT = Whole()
-_PENALTY = Number(-inf, inf, "finite", "0 is off")
-_CUTOFF = Number(0.0, 1.0, "between 0 and 1", off=0)
-_MASS = Number(0.0, 1.0, "between 0 and 1", off=1)  # with its slack, 1 would cut the tail
-
-
 @dataclass(frozen=True)
 class Option:
     """All that is known of an option beside its name, default and place: see ``Policy``.
@@ -141,7 +129,7 @@ class Option:
 
     works_on: Literal["logits", "gaps", "weights"]
     function: Callable[..., Floats]
-    kind: Number | Whole | Ids | Biases
+    kind: Number | Ids | Biases
     example: Any
     help: str
     forbids: bool = False
@@ -217,7 +205,7 @@ class Policy:
     )
     repetition_penalty: float = _rule(
         rules.penalize_repetition,
-        Number(ulp(0.0), inf, "greater than 0", "1 is off"),
+        Number(ulp(0.0), _MOST, "greater than 0", "1 is off"),
         1.1,
         "Divide logits of tokens that occurred, in the prompt too; below 0, multiply.",
         default=1.0,
@@ -264,14 +252,14 @@ class Policy:
     )
     temperature: float = _gap_filter(
         filters.scale_temperature,
-        Number(0.0, inf, "at least 0", "0 is greedy, 1 changes nothing"),
+        Number(0.0, _MOST, "at least 0", "0 is greedy, 1 changes nothing"),
         None,  # the config has a default of its own
         "Divide logits by this: below 1 the likely becomes likelier; 0 is greedy.",
         default=1.0,
     )
     top_n_sigma: float | None = _gap_filter(
         filters.keep_top_n_sigma,
-        Number(ulp(0.0), inf, "greater than 0"),
+        Number(ulp(0.0), _MOST, "greater than 0"),
         1.5,
         "Keep logits within N standard deviations of the best.",
     )
