@@ -11,10 +11,12 @@ from minigen.exact.arithmetic import Floats
 class Ngrams:
     """The n-grams of one text: which tokens would complete one that it already holds."""
 
-    def __init__(self, size: int):
+    def __init__(self, size: int, text: Sequence[int] = ()):
         self._size = size
         self._text: list[int] = []
         self._followers: dict[tuple[int, ...], dict[int, int]] = {}  # n − 1 tokens → next → times
+        for token in text:
+            self.append(int(token))
 
     def _prefix(self) -> tuple[int, ...] | None:
         start = len(self._text) - self._size + 1
@@ -68,18 +70,15 @@ class History:
     ):
         self.new_tokens = new_tokens
         self.counts: Floats = np.zeros((len(texts), vocab_size if counts_tokens else 0))
-        self.ngrams = [Ngrams(ngram_size) for _ in texts] if ngram_size else []
+        self.ngrams = [Ngrams(ngram_size, text) for text in texts] if ngram_size else []
         if counts_tokens:
-            for counts, text in zip(self.counts, texts, strict=True):
-                np.add.at(counts, np.array(text, dtype=np.int64), 1.0)
-        for ngrams, text in zip(self.ngrams, texts, strict=False):
-            for token in text:
-                ngrams.append(int(token))
+            for i, text in enumerate(texts):
+                self.counts[i] = np.bincount(np.array(text, dtype=np.int64), minlength=vocab_size)
 
     def alone(self, row: int) -> "History":
         """Return the history of one text alone."""
         alone = copy(self)
-        alone.counts, alone.ngrams = self.counts[row : row + 1], self.ngrams[row : row + 1]
+        alone.select([row])
         return alone
 
     def append(self, tokens: Sequence[int]) -> None:
