@@ -144,16 +144,33 @@ def test_a_folder_is_owned_as_long_as_its_owner_is_kept(
         f"{tmp_path} is being written to by {holder}: wait for its end, or name another folder "
         "with --out"
     )
-    if sys.platform == "linux":
-        assert open_descriptors() == before + 1
-        monkeypatch.setattr(files.Path, "read_text", lambda path: "1: POSIX ADVISORY\nstrange\n")
-        descriptor = os.open(tmp_path, os.O_RDONLY)
-        assert files._owner(descriptor) == "another process"
-        os.close(descriptor)
+    assert open_descriptors() == (before and before + 1)
     first = None
     assert another_process(tmp_path) == ""
     monkeypatch.setattr(files, "fcntl", None)
     assert own(tmp_path) is None
+
+
+def test_the_process_with_a_lock_is_found_among_all_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x"
+    path.touch()
+    inode, table = path.stat().st_ino, ""
+    monkeypatch.setattr(files.Path, "read_text", lambda path: table)
+    with path.open() as file:
+        for line, owner in (
+            ("", "another process"),
+            (f"1: POSIX  ADVISORY  WRITE 71 08:01:{inode} 0 EOF\n", "another process"),
+            (f"2: FLOCK  ADVISORY  WRITE 72 08:01:{inode}1 0 EOF\n", "another process"),
+            (f"3: FLOCK  ADVISORY  WRITE 0 08:01:{inode} 0 EOF\n", "another process"),
+            (f"4: FLOCK  ADVISORY  WRITE 74 08:01:{inode} 0 EOF\n", "process 74"),
+            (f"5: FLOCK  ADVISORY  WRITE 75 08:01:{inode} 0 EOF\n", "process 74"),
+        ):
+            table += line
+            assert files._owner(file.fileno()) == owner
+        table = "6: FLOCK\n" + table
+        assert files._owner(file.fileno()) == "another process"
 
 
 @pytest.mark.skipif(files.fcntl is None, reason="locks are POSIX's")

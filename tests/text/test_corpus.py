@@ -216,7 +216,8 @@ def test_the_hash_of_one_file_is_that_of_its_bytes(tmp_path):
     path = tmp_path / "text.txt"
     path.write_bytes(b"abc\n")
     assert corpus.load([path]).sha256 == hashlib.sha256(b"abc\n").hexdigest()
-    assert corpus.from_memory("abc\n").sha256 == hashlib.sha256(b"abc\n").hexdigest()
+    one = corpus.from_memory("abc\n")
+    assert (one.sha256, one.files) == (hashlib.sha256(b"abc\n").hexdigest(), 1)
 
 
 def test_the_hash_of_several_files_is_that_of_their_digests_and_their_number():
@@ -480,10 +481,13 @@ def test_the_merges_of_a_large_text_do_not_depend_on_the_order_of_its_lines(monk
 def test_merges_of_a_large_text_are_learned_from_32_mb_of_its_lines():
     pieces = [f"line {number}\n" for number in range(100)]
     pieces += ["x" * 4096, "x" * 904 + "\n", "y\u0100", "z\u0100"]
+    edge = "aaaacaacaaacacaaaaaacccacaccacccaaaaaaaaaaaa\n"  # with 2^31 as its sum
+    pieces = [edge, *pieces]
     text = "".join(pieces)
     blocks = [text[start : start + 17] for start in range(0, len(text), 17)]
     chosen = [piece for piece in pieces if zlib.crc32(piece.encode()) < 1 << 31]
     assert 20 < len(chosen) < 80
+    assert zlib.crc32(edge.encode()) == 1 << 31
     assert "".join(corpus._sample(blocks, 64 << 20)) == "".join(chosen)
     assert "".join(corpus._sample(blocks, 32 << 20)) == text
 

@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 from tokenizers import trainers
 
 from minigen.errors import MinigenError, OptionError
-from minigen.text.tokenizer import END_OF_TEXT, ByteTokenizer, TextStream, _words, characters
+from minigen.text.tokenizer import (
+    END_OF_TEXT,
+    ByteTokenizer,
+    TextStream,
+    _words,
+    characters,
+    require_tokens,
+)
 
 FABLE = (
     "The crow — an old one — sat in the old tree. “The tree,” said the crow, “is mine.”\r\n"
@@ -89,6 +96,14 @@ def test_an_id_outside_the_vocabulary_is_refused(ids):
 def test_an_id_that_is_no_integer_is_refused(ids):
     with pytest.raises(OptionError, match=r"must be (integers|numbers)"):
         ByteTokenizer().decode(ids)
+
+
+def test_a_vocabulary_of_one_has_one_token():
+    require_tokens(np.array([], int), 1)
+    require_tokens(np.array([0]), 1)
+    for ids, got in (([0, 1], 1), ([-1, 1], -1)):
+        with pytest.raises(OptionError, match=rf"^token ids must be from 0 to 0 \(got {got}\)$"):
+            require_tokens(np.array(ids), 1)
 
 
 def test_one_id_alone_is_decoded_and_so_is_any_type_of_integer():
