@@ -43,8 +43,8 @@ class Found(NamedTuple):
 def length_power(n: int, length_penalty: float) -> float:
     """n^α, exact for α = 0 and α = 1; never 0, so that a score may be divided by it."""
     n = max(1, n)  # of a text that died at once
-    if length_penalty in (0, 1):
-        return float(n) if length_penalty else 1.0
+    if length_penalty == 1:
+        return float(n)
     return max(float(exp(length_penalty * log(float(n)))), SMALLEST)
 
 

@@ -66,7 +66,7 @@ class History:
         vocab_size: int,
         counts_tokens: bool,
         ngram_size: int | None,
-        new_tokens: int = 0,
+        new_tokens: int,
     ):
         self.new_tokens = new_tokens
         self.counts: Floats = np.zeros((len(texts), vocab_size if counts_tokens else 0))

@@ -184,7 +184,7 @@ class PolicyOptions(TypedDict, total=False):
     eta_cutoff: float | None
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True)
 class Policy:
     """How the next token is chosen; the options apply in the order of the fields.
 

@@ -81,7 +81,7 @@ def score(model: LanguageModel, tokenizer: ByteTokenizer, text: Text) -> Score:
 
 def _blocks(tokens: Tokens, model: LanguageModel) -> Iterator[tuple[Integers, Integers]]:
     """Contexts (n, K) and targets (n,) of all predictions, a block at a time."""
-    if len(tokens) == 0:
+    if not len(tokens):
         raise MinigenError("a text to evaluate must hold at least one token (got 0)")
     height = max(1, _BLOCK // model.vocab_size)
     for start in range(0, len(tokens), height):
@@ -164,7 +164,7 @@ def evaluate(model: LanguageModel, tokens: Tokens) -> Evaluation:
         )
         for i in range(BINS)
     ]
-    errors = (abs(h * int(_PER_NAT) - c) for h, c in zip(hits, confidences, strict=True))
+    error = sum(abs(hits[i] * int(_PER_NAT) - confidences[i]) for i in range(BINS))
     return Evaluation(
         loss=loss,
         bits_per_byte=nats / _PER_NAT / (tokens.bytes * _LN2) if tokens.bytes else inf,
@@ -172,7 +172,7 @@ def evaluate(model: LanguageModel, tokens: Tokens) -> Evaluation:
         tokens=n,
         bytes=tokens.bytes,
         baselines=count_baselines(bigrams, V),
-        calibration_error=sum(errors) / _PER_NAT / n,
+        calibration_error=error / _PER_NAT / n,
         reliability=reliability,
     )
 

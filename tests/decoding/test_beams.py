@@ -191,6 +191,26 @@ def test_a_stop_string_begins_in_the_text_of_the_beam_that_it_ends():
     assert all(t.log_probabilities is None for t in texts)  # which costs time: only if asked for
 
 
+def test_each_step_looks_at_twice_as_many_texts_as_there_are_beams_and_at_no_more():
+    table = np.full((257, 257), -9.0)
+    table[ord("x"), [*b"abc"]] = 1.0, 0.9, 0.8  # two of them are stop strings
+    table[ord("c"), ord("c")] = 9.0
+    for stop, texts in ((["a", "b"], [""]), (["a"], ["b"])):
+        task = Task(Bigrams(table), TOKENIZER, stop=stop, max_new_tokens=1 + len(texts[0]))
+        found = beam_search(task, "x", num_beams=1, length_penalty=9)
+        assert [text.text[:1] for text in found] == texts
+
+
+@pytest.mark.parametrize(("least", "text", "length"), [(2, "a", 2), (3, "aba", 4)])
+def test_a_stop_string_ends_a_beam_from_the_minimum_of_new_tokens_on(least, text, length):
+    table = np.full((257, 257), -9.0)
+    table[[*b"xb"], ord("a")] = table[ord("a"), ord("b")] = 9.0
+    policy = Policy(min_new_tokens=least)
+    task = Task(Bigrams(table), TOKENIZER, policy, stop="b", max_new_tokens=5)
+    found = beam_search(task, "x", num_beams=1)[0]
+    assert (found.text, len(found.token_ids), found.finish_reason) == (text, length, "stop")
+
+
 def test_logit_rules_see_the_history_of_each_beam():
     policy = Policy(no_repeat_ngram_size=1, suppress_tokens=[1])
     found = search(
@@ -239,13 +259,18 @@ def test_powers_of_a_length_are_exact_at_zero_and_one():
     assert [length_power(n, 0.0) for n in lengths] == [1.0] * 499
     assert [length_power(n, 1.0) for n in lengths] == [*lengths]
     assert length_power(7, 0.6) == pytest.approx(7**0.6, rel=1e-13)
+    assert [length_power(0, penalty) for penalty in (-2.0, 0.5, 1.0)] == [1.0] * 3
+    assert length_power(2, -1e300) == 2.0**-1022  # the smallest that a score may be divided by
+
+
+SCORES = [-np.inf, 0.0, -1.0, 2.5, np.inf]
 
 
 @given(
-    arrays(np.float64, st.integers(1, 40), elements=st.sampled_from([-np.inf, 0.0, -1.0, 2.5])),
+    arrays(np.float64, st.integers(1, 40), elements=st.sampled_from(SCORES)),
     st.integers(1, 50),
 )
-def test_the_best_are_those_of_a_full_stable_sort(scores, count):
-    ranked = sorted(range(len(scores)), key=lambda i: -scores[i])
-    expected = [i for i in ranked[:count] if scores[i] > -np.inf]
+def test_the_best_are_those_of_a_full_stable_sort_that_never_finds_infinities(scores, count):
+    ranked = sorted(range(len(scores)), key=lambda i: -scores[i] if np.isfinite(scores[i]) else 9)
+    expected = [i for i in ranked[:count] if np.isfinite(scores[i])]
     assert best_first(scores, count).tolist() == expected

@@ -1,13 +1,14 @@
 """A dead end ends one text: its neighbours, its other beams and a training go on."""
 
 from itertools import product
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from minigen import Config, Run
 from minigen.decoding.beams import beam_search, search
-from minigen.decoding.generation import Task, complete, generate
+from minigen.decoding.generation import FinishReason, Task, complete, generate
 from minigen.decoding.policy import DeadEndError, Policy
 from minigen.decoding.speculation import speculate
 from minigen.errors import MinigenError
@@ -131,7 +132,7 @@ def random_policy(words):
 
 
 def test_greedy_speculation_is_greedy_generation_in_2000_cases_with_dead_ends():
-    reasons = dict.fromkeys(("length", "stop", "end_of_text", "dead_end"), 0)
+    reasons = dict.fromkeys(get_args(FinishReason), 0)
     models = [Letters(seed) for seed in range(8)]
     for case in range(2000):
         words = Stream(case, "case")
@@ -179,6 +180,8 @@ def test_sampled_speculation_ends_in_a_dead_end_too():
     assert text.acceptance_rate == 1.0
     nothing = speculate(task, LETTERS, TOKENIZER, ["abcdefgh"], [pair])
     assert complete(nothing)[0].acceptance_rate == 0.0
+    one = speculate(task, LETTERS, TOKENIZER, ["abcdefg"], [pair], num_draft_tokens=1)
+    assert complete(one)[0].acceptance_rate == 1.0
 
 
 # ---- Beams

@@ -286,6 +286,7 @@ def test_a_stop_string_is_found_inside_multi_byte_characters():
 def test_of_several_stop_strings_the_one_complete_first_counts():
     assert run(Reciter(b"xabcd"), [""], stop=["abcd", "bc"])[0].text == "xa"
     assert run(Reciter(b"xabcd"), [""], stop=["bc", "abc"])[0].text == "x"
+    assert run(Reciter(b"aabc"), [""], stop="abc")[0].text == "a"
 
 
 def test_text_that_may_become_a_stop_string_is_held_back_and_then_released():
@@ -334,12 +335,19 @@ def test_stop_strings_are_found_as_a_plain_search_finds_them(stop, text, size):
         ({"max_new_tokens": 1.5}, r"max_new_tokens must be a whole number, .* \(got 1.5\)"),
         ({"policy": Policy()}, r"takes a stream of its own \(got none\)"),
         ({"policy": Policy(), "streams": []}, r"takes a stream of its own \(got 0\)"),
+        ({"policy": Policy(), "prompts": iter("a")}, r"^each of the prompts .* \(got none\)"),
     ],
 )
 def test_a_request_that_cannot_be_met_is_refused_before_it_starts(options, message):
-    policy, streams = options.pop("policy", GREEDY), options.pop("streams", None)
+    defaults = {"policy": GREEDY, "streams": None, "prompts": ["a"]}
+    policy, streams, prompts = (options.pop(name, defaults[name]) for name in defaults)
     with pytest.raises(OptionError, match=message):
-        generate(Task(small_model(), TOKENIZER, policy, **options), ["a"], streams)
+        generate(Task(small_model(), TOKENIZER, policy, **options), prompts, streams)
+
+
+def test_a_task_has_200_tokens_and_no_log_probabilities_unless_it_says_so():
+    task = Task(small_model(), TOKENIZER)
+    assert (task.max_new_tokens, task.log_probabilities, task.policy) == (200, False, Policy())
 
 
 OTHER = Model(300, 4, 8)

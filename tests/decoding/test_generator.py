@@ -265,6 +265,13 @@ def test_the_settings_of_generate_are_the_keywords_of_pieces() -> None:
     own = signature(Generator.pieces).parameters.keys() - {"self", "prompts", "options"}
     settings = GenerateSettings.__annotations__.keys() - PolicyOptions.__annotations__
     assert settings == own - {"num_samples"}
+    assert not GenerateSettings.__required_keys__
+
+
+def test_what_is_not_asked_for_is_as_the_signatures_say(model: Generator) -> None:
+    assert len(model.beams("a", max_new_tokens=3)) == 4
+    assert model.generate("a", max_new_tokens=3).log_probabilities is None
+    assert len(model.next("a").candidates) == 10
 
 
 def test_a_stream_of_text_refuses_what_it_could_not_show(model: Generator) -> None:

@@ -3,6 +3,7 @@
 import json
 from fractions import Fraction
 from pathlib import Path
+from sys import float_info
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from minigen.decoding import filters
 from minigen.decoding.filters import keep_top_n_sigma, keep_top_p, keep_typical_p, mean_gap, share
 from minigen.decoding.policy import OPTIONS, DeadEndError, Policy, draw
 from minigen.errors import MinigenError, OptionError
@@ -108,7 +110,7 @@ def test_top_n_sigma_keeps_what_is_exactly_n_deviations_below_the_best():
     # σ = 1, and the second logit is 2 below the first.
     for shift in (0.0, 0.1, 1 / 3, -7.3):
         assert kept(Policy(top_n_sigma=2), np.exp([0.0 + shift, -2.0 + shift])) == [0, 1]
-        assert kept(Policy(top_n_sigma=1.999), np.exp([0.0 + shift, -2.0 + shift])) == [0]
+        assert kept(Policy(top_n_sigma=2 - 1e-7), np.exp([0.0 + shift, -2.0 + shift])) == [0]
     # Tokens that cannot come do not deviate, and one alone does not either.
     assert kept(Policy(top_n_sigma=2), [0.6, 0.0, 0.6 * np.exp(-2)]) == [0, 2]
     assert kept(Policy(top_n_sigma=1e300), [0.5, 0.0, 0.5]) == [0, 2]
@@ -231,6 +233,12 @@ def test_an_option_works_on_what_those_before_it_have_left(first, second):
     assert np.abs(got - other).max() > 1e-3  # else the pair would show nothing
 
 
+def test_without_a_prompt_each_token_of_the_history_is_new():
+    policy, z = Policy(min_new_tokens=1), np.where(np.arange(257) == 256, 9.0, 0.0)
+    assert [policy.probabilities(z, history)[256] > 0 for history in ([], [7])] == [False, True]
+    assert [policy.choose(z, history, 2**63) == 256 for history in ([], [7])] == [False, True]
+
+
 def test_end_of_text_waits_for_the_minimum_of_new_tokens():
     policy = Policy(min_new_tokens=2)
     logits = np.zeros(257)
@@ -304,13 +312,15 @@ def test_logits_without_a_distribution_are_an_error_that_says_so(policy, bad, ca
         ({"top_k": 2.5}, "top_k must be a whole number, at least 0 (got 2.5)"),
         ({"top_k": True}, "top_k must be a whole number, at least 0 (got True)"),
         ({"repetition_penalty": 0}, "repetition_penalty must be a number, greater than 0 (got 0)"),
-        ({"frequency_penalty": -float("inf")}, "frequency_penalty must be a number, finite"),
+        ({"frequency_penalty": -float("inf")}, "frequency_penalty must be a number, finite (got"),
         ({"presence_penalty": 10**400}, "presence_penalty must be a number, finite"),
         ({"suppress_tokens": 5}, "suppress_tokens must be a list of token ids (got 5)"),
         ({"suppress_tokens": "ab"}, "suppress_tokens must be a list of token ids (got 'ab')"),
         ({"logit_bias": [(4, 1.0)]}, "logit_bias must be a table of token ids and numbers (got"),
         ({"top_n_sigma": 0}, "top_n_sigma must be a number, greater than 0 (got 0)"),
         ({"suppress_tokens": [-3]}, "a suppressed token's id must be a whole number"),
+        ({"suppress_tokens": [2.5]}, "a suppressed token's id must be a whole number"),
+        ({"eta_cutoff": 1.1}, "eta_cutoff must be a number, between 0 and 1 (got 1.1)"),
         ({"logit_bias": {4: float("nan")}}, "a logit bias must be a number, finite (got nan)"),
         ({"min_new_tokens": -2}, "min_new_tokens must be a whole number, at least 0 (got -2)"),
     ],
@@ -323,6 +333,50 @@ def test_an_option_out_of_range_is_refused_with_rule_value_and_cure(options, mes
     assert text.startswith(message)
     assert "; " in text
     assert "\n" not in text
+
+
+def test_the_edges_of_a_range_belong_to_it():
+    largest = float_info.max
+    ends = {
+        "repetition_penalty": (5e-324, largest),
+        "frequency_penalty": (-largest, largest),
+        "temperature": (0, largest),
+        "top_n_sigma": (5e-324, largest),
+        "top_k": (0, 10**400),
+        "epsilon_cutoff": (0, 1),
+        "typical_p": (0, 1),
+        "suppress_tokens": ((), (0,)),
+        "logit_bias": ({0: -largest}, {0: largest}),
+    }
+    for name, values in ends.items():
+        for value in values:
+            assert getattr(Policy(**{name: value}), name) == value
+
+
+def test_a_policy_shows_what_it_changes_and_takes_names_alone():
+    assert repr(Policy(top_k=4, temperature=0.7)) == "Policy(temperature=0.7, top_k=4)"
+    with pytest.raises(TypeError):
+        Policy(0.7)
+    with pytest.raises(OptionError, match=r"\(got policy and top_k, min_p\)"):
+        Policy.of(Policy(), {"top_k": 4, "min_p": 0.1})
+
+
+def test_the_examples_of_the_options_are_those_of_the_config_file():
+    lines = (Path(__file__).parents[2] / "configs/fables.toml").read_text().splitlines()
+    shown = dict(line.removeprefix("# ").split(" = ", 1) for line in lines if " = " in line)
+    for name, option in OPTIONS.items():
+        if option.example is not None:
+            example = '{ "65" = 1.5 }' if name == "logit_bias" else str(option.example)
+            assert shown[name] == example
+
+
+def test_a_history_holds_nothing_that_no_rule_asks_for():
+    asked = {"repetition_penalty": 1.1, "frequency_penalty": 0.1, "presence_penalty": 0.1}
+    for name in OPTIONS:
+        value = asked.get(name, {1: 1.0} if name == "logit_bias" else OPTIONS[name].example)
+        history = Policy(**{name: value}).history([[1]], 5)
+        assert history.counts.size == (5 if name in asked else 0)
+        assert len(history.ngrams) == (name == "no_repeat_ngram_size")
 
 
 @pytest.mark.parametrize("word", [-1, 2**64])
@@ -383,6 +437,37 @@ def test_shares_are_exact_where_floats_are_not():
 def test_top_p_keeps_of_equal_weights_the_lower_ids_in_every_row():
     w = np.array([[2.0, 4.0, 2.0, 2.0], [1.0, 1.0, 1.0, 1.0]])
     assert keep_top_p(w, w, 0.7).tolist() == [[2, 4, 2, 0], [1, 1, 1, 0]]
+    assert keep_top_p(w, w, 0.6).tolist() == [[2, 4, 0, 0], [1, 1, 1, 0]]  # 6 of 10 is enough
+
+
+def test_thresholds_are_met_exactly_where_sums_are_too_small_for_slack():
+    w = np.array([[1.0, 2.0, 3.0, 4.0]])
+    gap = np.log(4.0 / w)
+    assert filters.keep_epsilon(w, gap, 0.2).tolist() == [[0, 2, 3, 4]]
+    assert filters.keep_min_p(w, gap, 0.75).tolist() == [[0, 0, 3, 4]]
+    assert filters.keep_eta(w, gap, 0.2).tolist() == [[0, 2, 3, 4]]
+    assert keep_typical_p(np.array([[1.0, 1.0]]), np.zeros((1, 2)), 1.0).tolist() == [[1, 1]]
+    assert filters.slack(np.array([2.0**40 - 1, 2.0**41])).tolist() == [0, 2]
+
+
+def test_typical_p_is_deaf_to_what_was_dropped_and_takes_a_distance_of_its_slack_for_a_tie():
+    w, gap = np.array([[5.0, 0.0, 3.0]]), np.array([[0.0, 1.0, 2.0]])  # the mean gap is 6/8
+    assert keep_typical_p(w, gap, 5e-324).tolist() == [[5, 0, 0]]
+    for beyond, kept_weights in ((2.0**-40, [1, 1]), (2.0**-39, [1, 0])):
+        gap = np.array([[0.0, 2.0 + beyond]])  # both are 1 from the mean, which is an integer sum
+        assert keep_typical_p(np.ones((1, 2)), gap, 0.5).tolist() == [kept_weights]
+
+
+@pytest.mark.parametrize("name", ["top_n_sigma", "top_k", "top_p", "min_p", "typical_p"])
+def test_a_filter_takes_one_row_or_blocks_of_rows_as_well(name):
+    option, value = OPTIONS[name], OPTIONS[name].example
+    gap = head.gaps(TABLE)
+    operands = [gap] if option.works_on == "gaps" else [filters.weights(gap), gap]
+    whole = option.function(*operands, value)
+    for shape in ((9,), (2, 2, 9)):
+        rows = int(np.prod(shape)) // 9
+        part = option.function(*(x[:rows].reshape(shape) for x in operands), value)
+        assert np.array_equal(part, whole[:rows].reshape(shape))
 
 
 POLICIES = st.fixed_dictionaries(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from minigen.decoding import scoring
-from minigen.decoding.generation import padded_contexts
+from minigen.decoding.generation import padded_contexts, token_log_probabilities
 from minigen.decoding.scoring import entropy, evaluate, mean_loss, score, summarize
 from minigen.errors import MinigenError, OptionError
 from minigen.exact.streams import Stream
@@ -101,6 +101,7 @@ def test_sums_are_the_same_in_any_order():
     assert scoring.in_units(nats) == scoring.in_units(np.sort(nats))
     halves = scoring.in_units(nats[:400]) + scoring.in_units(nats[400:])
     assert scoring.in_units(nats) == halves
+    assert scoring.in_units(np.array([1.0, 2.0**-48, 2.0**-50])) == 2**48 + 1
 
 
 def test_the_loss_is_the_mean_over_all_predictions_end_of_text_included():
@@ -122,6 +123,13 @@ def test_entropy_is_the_mean_surprise_and_zero_where_one_token_is_certain():
     assert entropy(np.array([0.5, 0.25, 0.25, 0.0])) == pytest.approx(1.5 * log(2), rel=1e-14)
     assert entropy(np.full(257, 1 / 257)) == pytest.approx(log(257), rel=1e-12)
     assert str(entropy(np.array([0.0, 1.0]))) == "0.0"
+
+
+def test_a_loss_is_the_exact_sum_of_what_each_token_costs():
+    tokens, model = tokens_of("a"), small_model()
+    log_p = token_log_probabilities(model, [*b"a", END_OF_TEXT])
+    expected = scoring.in_units(-log_p) / 2.0**48 / 2
+    assert (evaluate(model, tokens).loss, mean_loss(model, tokens)) == (expected, expected)
 
 
 def test_blocks_change_no_bit(monkeypatch):
@@ -168,6 +176,24 @@ def test_calibration_error_is_confidence_minus_accuracy():
     assert [(i, b.count) for i, b in used] == [(13, 5)]  # (13/15, 14/15] holds 0.9
     assert used[0][1].confidence == pytest.approx(0.9, abs=1e-9)
     assert used[0][1].accuracy == pytest.approx(0.6, abs=1e-9)
+    empty = [b for b in result.reliability if not b.count]
+    assert {(b.confidence, b.accuracy) for b in empty} == {(0.0, 0.0)}
+
+
+class SureOfTheFirst(Confident):
+    """A fake model that gives all tokens but the first one probability."""
+
+    def logits(self, contexts):
+        return np.where(contexts == END_OF_TEXT, self.z, 0.0)
+
+
+def test_a_bin_of_one_prediction_has_its_confidence():
+    bins = evaluate(SureOfTheFirst(ord("a"), 0.9), tokens_of("a")).reliability
+    assert [(i, b.count, b.accuracy) for i, b in enumerate(bins) if b.count] == [
+        (0, 1, 0.0),
+        (13, 1, 1.0),
+    ]
+    assert (bins[0].confidence, bins[13].confidence) == pytest.approx((1 / 257, 0.9), abs=1e-9)
 
 
 def test_the_calibration_error_is_the_papers_over_all_bins():

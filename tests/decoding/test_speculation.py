@@ -219,8 +219,10 @@ def test_greedy_speculation_gives_the_greedy_texts_token_for_token(policy, num_d
 
 def test_a_draft_equal_to_the_target_is_always_accepted():
     policy = Policy(temperature=0.8, top_p=0.9, frequency_penalty=0.3, no_repeat_ngram_size=2)
-    text = run(small_model(3), small_model(3), ["so"], policy, streams())[0]
-    assert text.acceptance_rate == 1.0
+    for length in (1, 200):
+        options = {"max_new_tokens": length}
+        text = run(small_model(3), small_model(3), ["so"], policy, streams(), **options)[0]
+        assert text.acceptance_rate == 1.0
 
 
 def test_proposals_take_their_own_stream_and_acceptances_theirs():
