@@ -111,6 +111,9 @@ def test_top_n_sigma_keeps_what_is_exactly_n_deviations_below_the_best():
     for shift in (0.0, 0.1, 1 / 3, -7.3):
         assert kept(Policy(top_n_sigma=2), np.exp([0.0 + shift, -2.0 + shift])) == [0, 1]
         assert kept(Policy(top_n_sigma=2 - 1e-7), np.exp([0.0 + shift, -2.0 + shift])) == [0]
+    # One above 64 equals is 65/8 deviations above them.
+    assert len(kept(Policy(top_n_sigma=8.125), np.exp([0.0, *[-3.0] * 64]))) == 65
+    assert kept(Policy(top_n_sigma=8.1249), np.exp([0.0, *[-3.0] * 64])) == [0]
     # Tokens that cannot come do not deviate, and one alone does not either.
     assert kept(Policy(top_n_sigma=2), [0.6, 0.0, 0.6 * np.exp(-2)]) == [0, 2]
     assert kept(Policy(top_n_sigma=1e300), [0.5, 0.0, 0.5]) == [0, 2]
