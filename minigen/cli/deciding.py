@@ -79,15 +79,15 @@ def parse_logits(text: str) -> list[float]:
     from minigen.exact.arithmetic import log
 
     logits = []
-    for part in text.split(","):
-        match = _LOGIT.fullmatch(part.strip())
+    for part in map(str.strip, text.split(",")):
+        match = _LOGIT.fullmatch(part)
         try:
             sign, argument, number = match.groups() if match else ("", None, part)
             value = float(log(float(argument))) if argument else float(number or "")
         except ValueError:
             value = float("nan")
         if value != value:
-            got = part.strip() if len(part) < 60 else f"{part.strip()[:60]}…"
+            got = part if len(part) <= 60 else f"{part[:60]}…"
             raise OptionError(
                 f"a logit must be a number, 'ln X' or 'log X' with X > 0 (got {got!r})"
             )

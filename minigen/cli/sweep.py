@@ -2,7 +2,7 @@
 
 import platform
 from collections.abc import Mapping
-from concurrent.futures import FIRST_COMPLETED, wait
+from concurrent.futures import wait
 from concurrent.futures.process import BrokenProcessPool
 from functools import cache, reduce
 from operator import add
@@ -112,7 +112,7 @@ def _train_all(
         running, waiting = set(futures), list(futures)
         try:
             while running:
-                done, running = wait(running, timeout=_GLANCE, return_when=FIRST_COMPLETED)
+                done, running = wait(running, timeout=_GLANCE)
                 for future in done:
                     try:
                         future.result()  # raises KeyboardInterrupt after a signal to it alone

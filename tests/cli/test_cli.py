@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +14,7 @@ import click
 import pytest
 
 from minigen import cli
+from minigen.cli import config
 from tests.conftest import PATIENCE, TINY_SETTINGS, Result, not_as_root
 
 Command = Callable[..., Result]
@@ -75,6 +77,8 @@ def test_help_says_the_default_of_every_option_that_has_one() -> None:
         context = click.Context(cli.cli.get_command(click.Context(cli.cli), name))  # type: ignore[arg-type]
         for parameter in context.command.get_params(context):
             help_ = " ".join((parameter.get_help_record(context) or ("", ""))[1].split())
+            if parameter.opts[0] == "--progress":  # on a terminal alone
+                assert parameter.default is None
             if "[default: " in help_:
                 shown[f"{name} {parameter.opts[0]}"] = help_.split("[default: ")[1].split("]")[0]
     policy = {
@@ -686,6 +690,21 @@ def test_head_refuses_what_it_cannot_read(minigen: Command, arguments: list[str]
     result = minigen("head", "--logits", *arguments)
     assert (result.status, result.out) == (2, "")
     assert result.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("logit", "shown"),
+    [("y" * 60, "y" * 60), ("y" * 61, "y" * 60 + "…")],
+)
+def test_of_a_long_logit_that_cannot_be_read_the_beginning_is_shown(
+    minigen: Command, logit: str, shown: str
+) -> None:
+    assert minigen("head", "--logits", f"0, {logit}").err.endswith(f"(got {shown!r})\n")
+
+
+def test_a_table_of_a_key_is_toml() -> None:
+    value = {"101": 1.5, "7": [True, "a"]}
+    assert tomllib.loads(f"key = {config._toml(value)}") == {"key": value}
 
 
 def test_score_applies_the_chain_rule(minigen: Command, tiny_run: Path) -> None:

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from minigen.cli.generating import InOrder
 from minigen.cli.outlets import visible
+from minigen.decoding.generation import Continuation, Piece
 from tests.conftest import PATIENCE, TINY_SETTINGS, Result
 
 Command = Callable[..., Result]
@@ -135,6 +137,14 @@ def test_an_option_that_would_change_nothing_is_refused(minigen: Command, mistak
     assert result.err.count("\n") == 1
 
 
+def test_an_option_that_only_says_what_is_so_is_no_mistake(
+    minigen: Command, tiny_run: Path
+) -> None:
+    one = ["--num-samples", "1", "--max-new-tokens", "2"]
+    for options in (["--greedy", *one], ["--num-beams", "2", *one], ["--draft", str(tiny_run)]):
+        assert minigen("generate", str(tiny_run), "a", *options).status == 0
+
+
 @pytest.mark.parametrize(
     "clause",
     [
@@ -183,6 +193,21 @@ def test_only_what_cannot_be_seen_is_escaped() -> None:
 
 
 # ---- Nothing waits for all
+
+
+def test_pieces_come_text_by_text_and_of_what_was_stopped_the_last_ones() -> None:
+    order = InOrder()
+    text = Continuation(b"", "", [], "length")
+    ends = [Piece(row, 1, "", text) for row in range(4)]
+    first, begun, further = (Piece(row, 1, "", None) for row in (0, 2, 2))
+    assert list(order.push(ends[1])) == []
+    assert list(order.push(first)) == [first]
+    for piece in (ends[3], begun, further):
+        assert list(order.push(piece)) == []
+    assert order.rest() == [ends[1], further, ends[3]]
+    assert list(order.push(ends[0])) == [ends[0], ends[1], begun, further]
+    assert list(order.push(ends[2])) == [ends[2], ends[3]]
+    assert order.rest() == []
 
 
 @pytest.mark.parametrize("how", [[], ["--num-beams", "3"], ["--draft"]], ids=str)

@@ -2,18 +2,21 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from contextlib import contextmanager
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 
 from minigen import Config, MinigenError, cli
+from minigen.cli import sweep as command
 from minigen.training import sweep as module
 from minigen.training.sweep import (
     create,
@@ -153,6 +156,17 @@ def test_what_is_malformed_is_refused_before_anything_is_made(minigen: Command, 
     assert list(Path().iterdir()) == []
 
 
+def test_all_that_a_sweep_goes_on_without_is_named(minigen: Command):
+    options = ["fables", "--text", "x", "--set", "a", "--seeds", "0:1"]
+    result = minigen("sweep", "--resume", *options, "--out", "out")
+    assert (result.status, result.out, result.err) == (
+        2,
+        "",
+        "Error: --resume takes all of it from the folder, so CONFIG, --text, --set, --seeds must "
+        "go\n",
+    )
+
+
 def test_a_folder_that_is_taken_is_refused(minigen: Command):
     Path("out").mkdir()
     Path("out/other").touch()
@@ -186,9 +200,13 @@ def test_processes_train_what_train_trains(minigen: Command, alone):
     result = minigen("sweep", "fables", *TINY_SETTINGS, *RATES, *SEEDS, "--out", "out")
     assert result.status == 0
     assert folders("out") == alone
-    lines = result.out.splitlines()
-    assert lines[0].split() == [RATE, "seeds", "loss", "validation", "loss"]
-    assert [line.split()[:2] for line in lines[1:]] == [["0.003", "2"], ["0.01", "2"]]
+    head, *rows = result.out.splitlines()
+    loss = "0.0000 ± 0.0000"
+    assert head == f"{RATE}  seeds  {'loss':{len(loss)}}  validation loss"
+    for row, rate in zip(rows, ("0.003", "0.01"), strict=True):
+        assert row.startswith(f"{rate:{len(RATE)}}  2      ")
+        assert row.count(" ± ") == 2
+        assert len(row) == len(head)
 
 
 @needs_mpi
@@ -358,8 +376,54 @@ def test_a_run_that_fails_does_not_end_the_others(minigen: Command, here):
 def test_one_bar_shows_the_steps_of_all_runs(minigen: Command, here):
     settings = [*TINY_SETTINGS, *RATES]
     result = minigen("sweep", "fables", *settings, "--out", "out", "--progress")
-    assert "12/12" in result.err
-    assert "2 of 2 runs" in result.err
+    assert re.search(r" 12/12 \[.*(step/s|s/step), 2 of 2 runs\]", result.err)
+
+
+def test_the_bar_begins_at_no_step_of_runs_that_have_not_begun(minigen: Command, monkeypatch):
+    futures: list[Future] = []
+
+    class Waiting(Executor):
+        def submit(self, *_):
+            futures.append(Future())
+            return futures[-1]
+
+    def polled(folder):
+        """Let one run after the other come to its end, each time all were looked at."""
+        polls.append(folder)
+        if len(polls) % 2 == 0:
+            futures[len(polls) // 2 - 1].set_result(None)
+        return {}
+
+    polls: list[Path] = []
+    monkeypatch.setattr(command, "_GLANCE", 0.01)
+    monkeypatch.setattr(module, "last_metrics", polled)
+    monkeypatch.setattr(Workers, "pool", lambda *_: nullcontext(Waiting()))
+    settings = [*TINY_SETTINGS, *RATES]
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "_print", lambda rows: None)
+        patch.setattr(module, "table", lambda runs: [])
+        err = minigen("sweep", "fables", *settings, "--out", "out", "--progress").err
+    assert set(re.findall(r" \d+/12 \[", err)) == {" 0/12 ["}
+    assert [f"{done} of 2 runs" in err for done in range(2)] == [True, True]
+
+
+def test_a_process_that_is_killed_is_told_with_the_way_on(minigen: Command, monkeypatch):
+    def killed(*_):
+        raise BrokenProcessPool
+
+    monkeypatch.setattr(command, "_train_all", killed)
+    result = minigen("sweep", "fables", *TINY_SETTINGS, "--out", "out")
+    assert (result.status, result.out, result.err) == (
+        1,
+        "",
+        "Error: a process of the sweep was killed, for want of memory most often; to go on: "
+        "minigen sweep --resume --out out\n",
+    )
+
+
+def test_a_folder_that_a_worker_does_not_see_is_told(tmp_path):
+    with pytest.raises(MinigenError, match="does not see it: --out must be on a disk that all"):
+        command._train(tmp_path / "elsewhere")
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux, to choose cores")
