@@ -111,7 +111,6 @@ def _refuse_what_does_nothing(context: click.Context, policy: "Policy") -> None:
 @count_option("--num-beams", 1, "Search for the likeliest text with so many beams.")
 @click.option(
     "--length-penalty",
-    type=float,
     default=1.0,
     show_default=True,
     help="Divide a beam's log-probability by its length to this power.",

@@ -288,7 +288,7 @@ def _check_all(
                 outcomes[segment.last] = checked(segment)
 
         with (
-            ThreadPoolExecutor(max(1, helpers)) as hands,  # each waits for what one helper does
+            ThreadPoolExecutor(helpers) as hands,  # each waits for what one helper does
             workers.pool(len(segments), joins=True) as executor,
         ):
             if executor is None:

@@ -104,10 +104,7 @@ def _train_all(
 
     failures: dict[Path, MinigenError] = {}
     steps = reduce(add, (config.training.steps for config in todo.values()))
-    with (
-        workers.pool(len(todo)) as executor,
-        bar(progress, "", total=steps, unit="step") as shown,
-    ):
+    with workers.pool(len(todo)) as executor, bar(progress, "", total=steps, unit="step") as shown:
         futures = {executor.submit(_train, folder): folder for folder in todo} if executor else {}
         running, waiting = set(futures), list(futures)
         try:

@@ -328,24 +328,7 @@ def test_how_much_memory_there_is_is_known_here() -> None:
     assert there is None or 2**20 < there < 2**60
 
 
-# ---- demo
-
-
-def test_demo_shows_that_samples_leave_training_unchanged(minigen: Command) -> None:
-    result = minigen("demo", *TINY_SETTINGS, "--out", "demo")
-    assert result.status == 0
-    for what in ("batches", "losses", "weights"):
-        assert f"Same {what} at every step: yes" in result.out
-    assert Path("demo/step-000006.safetensors").is_file()
-
-
 # ---- generate
-
-
-def test_generate_prints_prompt_continuation_and_newline(minigen: Command, tiny_run: Path) -> None:
-    line = minigen("generate", str(tiny_run), "Once", "--max-new-tokens", "5", "--json").out
-    plain = minigen("generate", str(tiny_run), "Once", "--max-new-tokens", "5").out
-    assert plain == "Once" + json.loads(line)["text"] + "\n"
 
 
 def test_generate_is_the_same_streamed_or_not(minigen: Command, tiny_run: Path) -> None:
@@ -415,12 +398,14 @@ def test_a_stream_that_is_closed_is_like_an_empty_one(
 
 
 def test_a_random_seed_is_said_and_gives_the_same_text_again(
-    minigen: Command, tiny_run: Path
+    minigen: Command, tiny_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    seeds = {minigen("generate", str(tiny_run), "a", "--seed", "random").err for _ in range(3)}
+    assert len(seeds) == 3
+    monkeypatch.setattr("secrets.randbits", lambda bits: 2**bits - 1)
     result = minigen("generate", str(tiny_run), "a", "--seed", "random")
-    seed = result.err.removeprefix("seed ").strip()
-    assert 0 < int(seed) < 2**32
-    assert minigen("generate", str(tiny_run), "a", "--seed", seed).out == result.out
+    assert result.err == "seed 4294967295\n"
+    assert minigen("generate", str(tiny_run), "a", "--seed", "4294967295").out == result.out
 
 
 def test_a_dead_end_is_said_once_and_takes_no_other_text_with_it(
@@ -455,20 +440,6 @@ def test_json_says_what_a_text_depends_on(minigen: Command, tiny_run: Path) -> N
     assert (beams["num_beams"], beams["length_penalty"]) == (2, 1.0)
     draft = ("--draft", str(tiny_run), "--json")
     assert json.loads(minigen("generate", str(tiny_run), "a", *draft).out)["draft"] == model
-
-
-def test_beams_give_one_text_with_no_seed(minigen: Command, tiny_run: Path) -> None:
-    options = ("--num-beams", "3", "--max-new-tokens", "4", "--json")
-    result = json.loads(minigen("generate", str(tiny_run), "a", *options).out)
-    assert result["seed"] is None
-    assert len(result["token_ids"]) <= 4
-
-
-def test_a_draft_reports_its_acceptance_rate(minigen: Command, tiny_run: Path) -> None:
-    draft = str(tiny_run / "step-000004.safetensors")
-    options = ("--draft", draft, "--max-new-tokens", "20", "--json")
-    result = json.loads(minigen("generate", str(tiny_run), "a", *options).out)
-    assert 0.5 < result["acceptance_rate"] <= 1.0
 
 
 def test_greedy_speculation_prints_the_greedy_text(minigen: Command, tiny_run: Path) -> None:
@@ -643,17 +614,6 @@ def test_next_lists_candidates_with_probabilities_that_add_up(
     assert candidates[0]["token_id"] == result["greedy_token_id"]
 
 
-def test_next_shows_what_filters_leave(minigen: Command, tiny_run: Path) -> None:
-    result = json.loads(minigen("next", str(tiny_run), "a", "--top-k", "2", "--json").out)
-    assert len(result["candidates"]) == 2
-    assert result["entropy"] < 0.7
-
-
-def test_next_marks_greedy_in_its_table(minigen: Command, tiny_run: Path) -> None:
-    lines = minigen("next", str(tiny_run), "a").out.splitlines()
-    assert lines[1].endswith("← greedy")
-
-
 def test_next_says_how_many_others_there_are_and_how_likely_together(
     minigen: Command, tiny_run: Path
 ) -> None:
@@ -661,14 +621,6 @@ def test_next_says_how_many_others_there_are_and_how_likely_together(
     last = minigen("next", str(tiny_run), "a", "--top", "257").out.splitlines()[-2]
     assert lines[-2].split() == ["1", "others", last.split()[-2]]
     assert "others" not in last
-
-
-def test_head_works_the_lesson(minigen: Command) -> None:
-    result = json.loads(minigen("head", "--logits", "0, ln2, log 3", "--target", "2", "--json").out)
-    assert result["probabilities"] == pytest.approx([1 / 6, 1 / 3, 1 / 2])
-    assert result["gradient"] == pytest.approx([1 / 6, 1 / 3, -1 / 2])
-    assert result["loss"] == pytest.approx(0.6931471805599453)
-    assert result["greedy"] == 2
 
 
 @pytest.mark.parametrize(
@@ -713,16 +665,6 @@ def test_score_applies_the_chain_rule(minigen: Command, tiny_run: Path) -> None:
     assert result["total_nats"] == pytest.approx(-sum(result["log_probabilities"]))
 
 
-def test_score_shows_each_token_and_the_product(minigen: Command, tiny_run: Path) -> None:
-    result = json.loads(minigen("score", str(tiny_run), "ab", "--json").out)
-    lines = minigen("score", str(tiny_run), "ab").out.splitlines()
-    assert lines[1].split()[:2] == ["97", "'a'"]
-    assert float(lines[1].split()[3]) == pytest.approx(-result["log_probabilities"][0], abs=1e-6)
-    product = float(lines[1].split()[2]) * float(lines[2].split()[2])
-    assert lines[4] == f"probability    {result['probability']:.6g}, the product"
-    assert product == pytest.approx(result["probability"], rel=1e-5)
-
-
 def test_score_reads_a_file_but_for_the_end_of_its_last_line(
     minigen: Command, tiny_run: Path
 ) -> None:
@@ -754,21 +696,6 @@ def test_evaluate_finds_the_text_after_what_may_change_has_changed(minigen: Comm
     assert expected.status == 0
     assert minigen("train", "--resume", "--set", "sampling.every=1", "--out", "run").status == 0
     assert minigen("evaluate", "run") == expected
-
-
-def test_evaluate_takes_other_text(minigen: Command, tiny_run: Path) -> None:
-    Path("text.txt").write_text("abab")
-    result = json.loads(minigen("evaluate", str(tiny_run), "--text", "text.txt", "--json").out)
-    assert (result["tokens"], result["bytes"]) == (5, 4)
-
-
-def test_info_tells_fingerprint_step_and_streams(minigen: Command, tiny_run: Path) -> None:
-    info = json.loads(minigen("info", str(tiny_run), "--json").out)
-    last = read_jsonl(tiny_run / "metrics.jsonl")[-1]
-    assert info["fingerprint"] == last["fingerprint"]
-    assert info["step"] == 6
-    assert info["streams"]["optimizer"] == 96
-    assert info["parameters"]["W"] == [4, 2, 257]
 
 
 def test_a_token_that_a_short_text_does_not_have_is_refused_before_training(

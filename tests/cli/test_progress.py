@@ -4,13 +4,17 @@ import logging
 import sys
 import time
 import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from minigen import cli
-from minigen.cli import progress
-from tests.conftest import TINY_SETTINGS
+from minigen.cli import progress, proving, training
+from minigen.proof import proving as experiments_in
+from minigen.proof.laboratory import Claim, Control
+from tests.conftest import TINY_SETTINGS, Result
 
 
 def test_a_bars_clock_goes_on_while_nothing_is_done(
@@ -70,6 +74,53 @@ def test_on_a_terminal_a_clock_says_what_is_under_way_and_goes(
     with progress.clock("scoring"):
         assert "\rscoring [00:00]" in capsys.readouterr().err
     assert set(capsys.readouterr().err) == {"\r", " "}
+
+
+def test_on_a_terminal_whatever_takes_its_time_says_what_it_is(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    tiny_run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = str(tiny_run)
+    for is_terminal in (False, True):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda answer=is_terminal: answer)
+        for command, *parts in (
+            (["score", run, "a"], "\rscoring [00:00]"),
+            (["evaluate", run], "\revaluating [00:00]"),
+            (["diff", run, run], "\rcomparing [00:00]"),
+            (["report", run, "--out", "page.html"], "\rmaking the page [00:00]"),
+            (["train", *TINY_SETTINGS, "--out", str(is_terminal)], "\rreading: ", "\rtraining: "),
+            (["verify", run], "\rreading: ", "\r100%|"),
+        ):
+            assert cli.run(command) == 0
+            shown = capsys.readouterr().err
+            assert [part in shown for part in parts] == [is_terminal] * len(parts), command
+
+
+def test_whatever_reads_a_text_lets_it_be_followed(
+    minigen: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[object] = []
+    for module in (training, proving):
+        monkeypatch.setattr(
+            module, "reading_progress", lambda shows: nullcontext(lambda *_: calls.append(shows))
+        )
+    claim = Claim("a claim", True, "", Control("", True))
+    monkeypatch.setattr(experiments_in, "EXPERIMENTS", (lambda _: claim,))
+    Path("text.txt").write_text("to be or not to be")
+    text = ["--text", "text.txt"]
+    constant = ["--set", "optimizer.decay=constant"]
+    for command in (
+        ["train", *TINY_SETTINGS, *constant, *text, "--out", "run"],
+        ["train", "--resume", "--out", "run", "--set", "training.steps=7"],
+        ["verify", "run"],
+        ["prove", *TINY_SETTINGS, *text],
+    ):
+        calls.clear()
+        assert minigen(*command, "--progress").status == 0
+        assert set(calls) == {True}, command
 
 
 def test_notes_are_escaped_on_a_terminal_alone(

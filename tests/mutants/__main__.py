@@ -72,7 +72,11 @@ TESTS = {  # beside those of the room that a file is in, and of the source itsel
     "minigen/cli/difference.py": ["tests/cli", "tests/proof/test_difference.py"],
     "minigen/cli/proving.py": ["tests/cli", "tests/proof"],
     "minigen/cli/report.py": ["tests/cli", "tests/report/test_report.py"],
-    "minigen/cli/sweep.py": ["tests/cli", "tests/training/test_sweep.py"],
+    "minigen/cli/sweep.py": [
+        "tests/cli",
+        "tests/training/test_sweep.py",
+        "tests/training/test_ownership.py",
+    ],
     "minigen/cli/training.py": ["tests/cli", "tests/training"],
     "minigen": ["tests/training", "tests/cli"],
     "minigen/__init__.py": ["tests/test_front.py"],
