@@ -400,11 +400,9 @@ class Policy:
         ``history`` holds the ids of prompt and continuation so far, the same for all rows; its
         first ``prompt_length`` ids are not new tokens. Raises DeadEndError where none is left.
         """
-        z = np.asarray(logits, dtype=np.float64)
-        rows = np.atleast_2d(z)
-        w = self.weights(rows, self._history(rows, history, prompt_length))
+        w = self.weigh(self._adjusted(logits, history, prompt_length))
         p: Floats = w / exact_sum(w, axis=-1, keepdims=True)
-        return p.reshape(z.shape)
+        return p.reshape(np.shape(logits))
 
     @checked
     def choose(
@@ -421,17 +419,19 @@ class Policy:
         """
         if not 0 <= word < 1 << 64:
             raise OptionError(f"a word must be a whole number from 0 to below 2^64 (got {word!r})")
-        rows = np.atleast_2d(np.asarray(logits, dtype=np.float64))
-        if len(rows) > 1:
-            raise OptionError(f"logits must be those of one token, (V,) (got {rows.shape})")
-        z = self._alive(rows, self._history(rows, history, prompt_length))
+        z = self._adjusted(logits, history, prompt_length)
+        if len(z) > 1:
+            raise OptionError(f"logits must be those of one token, (V,) (got {z.shape})")
         return int(self.pick(z, lambda: np.array([word], dtype=np.uint64))[0])
 
-    def _history(self, rows: Floats, history: Sequence[int], prompt_length: int) -> History:
-        vocab_size = rows.shape[-1]
-        self.check_ids(vocab_size)
-        require_tokens(np.asarray(history), vocab_size)
-        return self.history([history] * len(rows), vocab_size, max(0, len(history) - prompt_length))
+    def _adjusted(self, logits: ArrayLike, history: Sequence[int], prompt_length: int) -> Floats:
+        """Apply the rules to logits (V,) or (R, V), all with one history → (R, V)."""
+        rows = np.atleast_2d(np.asarray(logits, dtype=np.float64))
+        V = rows.shape[-1]
+        self.check_ids(V)
+        require_tokens(np.asarray(history), V)
+        new_tokens = max(0, len(history) - prompt_length)
+        return self._alive(rows, self.history([history] * len(rows), V, new_tokens))
 
     def history(
         self, texts: Sequence[Sequence[int]], vocab_size: int, new_tokens: int = 0

@@ -388,6 +388,12 @@ def test_what_is_no_word_is_refused(word):
         Policy().choose([0.0, 1.0], word=word)
 
 
+def test_a_choice_is_made_of_one_row_of_logits():
+    assert Policy(temperature=0).choose([[0.0, 1.0]]) == 1
+    with pytest.raises(OptionError, match=r"those of one token, \(V,\) \(got \(2, 2\)\)"):
+        Policy().choose([[0.0, 1.0], [1.0, 0.0]])
+
+
 @pytest.mark.parametrize("options", [{"suppress_tokens": [5]}, {"logit_bias": {5: 1.0}}])
 def test_an_id_beyond_the_vocabulary_is_an_error(options):
     with pytest.raises(MinigenError, match=r"ids below 5.*got 5"):
