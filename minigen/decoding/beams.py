@@ -1,6 +1,5 @@
 """Beam search keeps the B likeliest unfinished texts and looks for the best finished one."""
 
-from collections.abc import Callable, Sequence
 from math import isfinite
 from typing import NamedTuple
 
@@ -8,14 +7,12 @@ import numpy as np
 
 from minigen.decoding.generation import (
     Continuation,
-    LanguageModel,
     Row,
-    StopStrings,
     Task,
     check_count,
     padded_contexts,
 )
-from minigen.decoding.policy import OPTIONS, DeadEndError, Policy
+from minigen.decoding.policy import OPTIONS, DeadEndError
 from minigen.errors import OptionError
 from minigen.exact.arithmetic import Floats, Integers, exp, log
 from minigen.model import head
@@ -59,18 +56,7 @@ def best_first(scores: Floats, count: int) -> Integers:
     return best
 
 
-def search(
-    model: LanguageModel,
-    prompt_ids: Sequence[int],
-    policy: Policy,
-    *,
-    num_beams: int,
-    length_penalty: float,
-    max_new_tokens: int,
-    end_of_text: int = END_OF_TEXT,
-    stops: StopStrings | None = None,
-    token_bytes: Callable[[int], bytes] = lambda token: b"",
-) -> list[Found]:
+def search(task: Task, prompt: Text, num_beams: int, length_penalty: float) -> list[Found]:
     """Return up to B finished texts, best first.
 
     Each step ranks the 2B best continuations of all beams. One that ends (end of text, stop string)
@@ -83,18 +69,19 @@ def search(
     A beam to which the rules leave no token drops out. Where no text is finished and no beam left,
     the best of those is the result, as a dead end.
     """
-    stops = stops or StopStrings()
+    model, policy = task.model, task.policy
     beams = [Beam((), 0.0, b"")]
     finished: list[Found] = []
     stuck: list[Found] = []
-    contexts = padded_contexts([prompt_ids], model.context_length)  # (B, K)
-    history = policy.history([prompt_ids], model.vocab_size)
+    prompts = [task.tokenizer.encode(prompt).ids]
+    contexts = padded_contexts(prompts, model.context_length)  # (B, K)
+    history = policy.history(prompts, model.vocab_size)
 
     def found(beam: Beam, dead_end: DeadEndError | None = None) -> Found:
         power = length_power(len(beam.token_ids), length_penalty)
         return Found(beam.total / power, beam.token_ids, dead_end)
 
-    for n in range(1, max_new_tokens + 1):
+    for n in range(1, task.max_new_tokens + 1):
         own = head.log_softmax(model.logits(contexts))  # (B, V)
         log_p, dead = policy.adjust(own, history)
         if dead is not None and not finished:
@@ -106,10 +93,10 @@ def search(
         parents: list[int] = []
         for rank, index in enumerate(best_first(totals.reshape(-1), 2 * num_beams).tolist()):
             parent, token = divmod(index, model.vocab_size)
-            tail, cut = stops.read(beams[parent].tail, token_bytes(token))
+            tail, cut = task.stops.read(beams[parent].tail, task.token_bytes(token))
             beam = Beam((*beams[parent].token_ids, token), float(totals[parent, token]), tail)
             stopped = cut and n >= policy.min_new_tokens
-            if token == end_of_text or stopped or n == max_new_tokens:
+            if token == END_OF_TEXT or stopped or n == task.max_new_tokens:
                 if rank < num_beams:
                     finished.append(found(beam))
             elif len(going_on) < num_beams:
@@ -145,18 +132,8 @@ def beam_search(
     check_count("num_beams", num_beams)
     if not isfinite(length_penalty):
         raise OptionError(f"length_penalty must be finite (got {length_penalty}); 0 is off")
-    found = search(
-        task.model,
-        task.tokenizer.encode(prompt).ids,
-        task.policy,
-        num_beams=num_beams,
-        length_penalty=length_penalty,
-        max_new_tokens=task.max_new_tokens,
-        stops=task.stops,
-        token_bytes=task.token_bytes,
-    )
     continuations = []
-    for score, token_ids, dead_end in found:
+    for score, token_ids, dead_end in search(task, prompt, num_beams, length_penalty):
         row = Row(task, 0, prompt)
         pieces = [row.push(token, score=score) for token in token_ids]
         if dead_end:

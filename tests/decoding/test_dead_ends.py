@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from minigen import Config, Run
-from minigen.decoding.beams import beam_search, search
+from minigen.decoding.beams import beam_search
 from minigen.decoding.generation import FinishReason, Task, complete, generate
 from minigen.decoding.policy import DeadEndError, Policy
 from minigen.decoding.speculation import speculate
@@ -15,6 +15,7 @@ from minigen.errors import MinigenError
 from minigen.exact.streams import Stream
 from minigen.model import head
 from minigen.text.tokenizer import END_OF_TEXT, ByteTokenizer
+from tests.decoding.test_beams import Bigrams
 
 TOKENIZER = ByteTokenizer()
 NEVER = -np.inf
@@ -187,18 +188,6 @@ def test_sampled_speculation_ends_in_a_dead_end_too():
 # ---- Beams
 
 
-class Bigrams:
-    """A fake model of a tiny vocabulary: the last token alone picks a row of logits."""
-
-    context_length = 1
-
-    def __init__(self, table):
-        self.table, self.vocab_size = np.array(table), len(table)
-
-    def logits(self, contexts):
-        return self.table[contexts[:, -1]]
-
-
 def exhaustive(table, policy, length, length_penalty, end):
     """Every finished text with its score, best first; where there is none, the best dead end."""
     finished, dead = {}, {}
@@ -227,28 +216,21 @@ def test_beams_find_what_trying_every_text_finds_with_dead_ends_among_them():
         words = Stream(case, f"beams {size}")
         table = words.uniforms(9).reshape(3, 3) * 6.0 - 3.0
         table[words.integers(1, 3)[0], words.integers(1, 3)[0]] = NEVER
-        policy = Policy(
-            no_repeat_ngram_size=size,
-            suppress_tokens=[(), (2,)][words.integers(1, 2)[0]],
-            presence_penalty=0.5,
-        )
+        options = {"no_repeat_ngram_size": size, "presence_penalty": 0.5}
+        ends = bool(words.integers(1, 2)[0])
         length = 2 * size + int(words.integers(1, 3)[0])
+        policy = Policy(**options, suppress_tokens=(2,) * ends)
         expected, is_finished = exhaustive(table, policy, length, 0.7, end=2)
-        found = search(
-            Bigrams(table),
-            [0],
-            policy,
-            num_beams=3**6,
-            length_penalty=0.7,
-            max_new_tokens=length,
-            end_of_text=2,
-        )
+        policy = Policy(**options, suppress_tokens=(END_OF_TEXT,) * ends)
+        task = Task(Bigrams(table, end=2), TOKENIZER, policy, length)
+        found = beam_search(task, b"\0", num_beams=3**6, length_penalty=0.7)
         scores = dict(expected)
         assert len(found) == (len(scores) if is_finished else 1)
         for text, (_, best) in zip(found, expected, strict=False):
             assert text.score == pytest.approx(best, abs=1e-9)
-            assert text.score == pytest.approx(scores[text.token_ids], abs=1e-9)
-            assert (text.dead_end is None) == is_finished
+            tokens = tuple(min(token, 2) for token in text.token_ids)
+            assert text.score == pytest.approx(scores[tokens], abs=1e-9)
+            assert (text.finish_reason != "dead_end") == is_finished
         kinds[is_finished] += 1
     assert min(kinds.values()) > 10
 
