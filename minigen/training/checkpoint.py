@@ -46,7 +46,7 @@ Tensors = Mapping[str, NDArray[np.float64]]
 Shapes = dict[str, tuple[int, ...]]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Checkpoint:
     """What a run needs to go on: JSON-able description and float64 tensors.
 

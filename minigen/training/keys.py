@@ -181,9 +181,7 @@ class OptimizerTable(_Table):
         50, "Steps over which the learning rate rises linearly to its peak.", before=0
     )
     decay: Literal["constant", "linear", "cosine"] = key(
-        "cosine",
-        "How the learning rate falls from there to the last step.",
-        before="constant",
+        "cosine", "How the learning rate falls from there to the last step.", before="constant"
     )
 
 
@@ -244,9 +242,7 @@ if TYPE_CHECKING:
 
 else:  # the list of options has one home, the Policy
     SamplingTable = create_model(
-        "SamplingTable",
-        __base__=_SamplingTable,
-        **{name: _option(name) for name in OPTIONS},
+        "SamplingTable", __base__=_SamplingTable, **{name: _option(name) for name in OPTIONS}
     )
 
 
@@ -312,11 +308,7 @@ def _rule(field: FieldInfo) -> str:
 
 TABLES: dict[str, Any] = {name: field.annotation for name, field in Tables.model_fields.items()}
 KEYS = {  # dotted name → entry
-    f"{table}.{name}": Key(
-        comment=field.description,
-        rule=_rule(field),
-        **field.json_schema_extra,
-    )
+    f"{table}.{name}": Key(comment=field.description, rule=_rule(field), **field.json_schema_extra)
     for table, model in TABLES.items()
     for name, field in model.model_fields.items()
 }

@@ -176,9 +176,7 @@ class Run:
         )
         self.model = Model(V, K, D)
         self.optimizer = Optimizer(
-            self.model.flat.size,
-            total_steps=config.training.steps,
-            **config.optimizer.model_dump(),
+            self.model.flat.size, total_steps=config.training.steps, **config.optimizer.model_dump()
         )
         seed = config.run.seed
         self.streams = {name: Stream(seed, name) for name in ("init", "optimizer", "inference")}
@@ -250,10 +248,7 @@ class Run:
         moved = {name: s for name, s in after.streams.items() if s.position != positions[name]}
         # One call, so that neither an interruption nor another thread comes between.
         vars(self).update(
-            model=after.model,
-            optimizer=after.optimizer,
-            streams=self.streams | moved,
-            last=record,
+            model=after.model, optimizer=after.optimizer, streams=self.streams | moved, last=record
         )
         return record
 
@@ -384,11 +379,7 @@ class Run:
 
     @checked
     def generate(
-        self,
-        prompt: Text = "",
-        *,
-        max_new_tokens: int = 200,
-        **options: Unpack[PolicyOptions],
+        self, prompt: Text = "", *, max_new_tokens: int = 200, **options: Unpack[PolicyOptions]
     ) -> str:
         """Continue a prompt, drawing on from where ``streams["inference"]`` stands.
 

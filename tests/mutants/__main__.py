@@ -59,6 +59,19 @@ TESTS = {  # beside those of the room that a file is in, and of the source itsel
     "minigen/decoding/generator.py": ["tests/decoding", "tests/cli/test_options.py"],
     "minigen/decoding/scoring.py": ["tests/decoding", "tests/cli/test_options.py"],
     "minigen/training": ["tests/training", "tests/test_golden.py"],
+    **{  # each file's own, since those of the room take minutes
+        f"minigen/training/{file}.py": [f"tests/training/test_{test}.py" for test in tests.split()]
+        for file, tests in {
+            "checkpoint": "checkpoint hostile resume logs",
+            "config": "config going_on",
+            "folder": "logs hostile ownership durability resume going_on run",
+            "keys": "config going_on",
+            "logs": "logs",
+            "run": "run resume going_on whole_run workers",
+            "sweep": "sweep",
+            "workers": "workers sweep",
+        }.items()
+    },
     "minigen/proof": ["tests/proof"],
     "minigen/report": [
         "tests/report/test_vectors.py",

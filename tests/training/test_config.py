@@ -5,7 +5,7 @@ import json
 import pickle
 import re
 import tomllib
-from dataclasses import fields
+from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from minigen.decoding.policy import DEFAULTS, OPTIONS, Policy
 from minigen.errors import MinigenError, OptionError
-from minigen.training.config import Config, differences, parse_override
+from minigen.training.config import Config, differences, located, parse_override
 from minigen.training.keys import KEYS
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -178,6 +178,17 @@ def test_a_config_is_frozen():
         config.sampling.top_k = 3
 
 
+def test_a_config_is_read_and_says_so_and_lists_its_keys():
+    with pytest.raises(OptionError, match=r'^a config is read: Config\.load\("fables", overrides='):
+        Config(training={"steps": 3})
+    with pytest.raises(FrozenInstanceError):
+        KEYS["run.seed"].default = 1
+    line = "steps = 1500: Updates of the parameters.\n"
+    assert f"\n    training.{line}" in Config.__doc__
+    assert f"\n    training.{line}" in type(Config.load().training).__doc__
+    assert line not in type(Config.load().optimizer).__doc__
+
+
 def test_a_config_can_be_copied_and_pickled():
     config = Config.load()
     assert copy.deepcopy(config) == pickle.loads(pickle.dumps(config)) == config
@@ -244,6 +255,48 @@ def test_a_value_outside_its_rule_is_refused_with_key_rule_and_value(refusal, ke
     table, name = key.split(".")
     message = refusal(f"[{table}]\n{name} = {value}")
     assert re.search(rf"my\.toml: {key}:? .*must be .*\(got .+\)", message)
+
+
+SIZE = 2**21
+ENDS = [  # of each key's range: the last value inside, the first one beyond
+    *((key, 0, -1) for key in KEYS if key.endswith(("seed", "steps", "every"))),
+    *((key, 2**63 - 1, 2**63) for key in KEYS if key.endswith(("seed", "steps", "every"))),
+    *((key, 1, 0) for key in KEYS if key.endswith(("context_length", "_dim", "batch_size"))),
+    *((key, 1, 0) for key in KEYS if key.endswith(("_batches", "max_new_tokens"))),
+    ("corpus.text", ["a"], []),
+    ("corpus.text", ["a"], [""]),
+    ("corpus.text", "external", "internal"),
+    ("corpus.validation_fraction", 0, -5e-324),
+    ("corpus.validation_fraction", 0.99, 1),
+    ("tokenizer.vocab_size", 257, 256),
+    ("tokenizer.vocab_size", SIZE, SIZE + 1),
+    ("model.context_length", SIZE, SIZE + 1),
+    ("model.embedding_dim", SIZE, SIZE + 1),
+    ("training.batch_size", SIZE, SIZE + 1),
+    ("training.micro_batches", SIZE, SIZE + 1),
+    ("sampling.max_new_tokens", SIZE, SIZE + 1),
+    ("optimizer.learning_rate", 5e-324, 0),
+    ("optimizer.betas", [0, 0], [-5e-324, 0]),
+    ("optimizer.betas", [0, 0], [0, -5e-324]),
+    ("optimizer.betas", [0.99, 0.99], [1, 0.99]),
+    ("optimizer.betas", (0.99, 0.99), (0.99, 1)),
+    ("optimizer.momentum", 0, -5e-324),
+    ("optimizer.momentum", 0.99, 1),
+    ("optimizer.weight_decay", 0, -5e-324),
+    ("optimizer.gradient_clip", 0, -5e-324),
+    ("sampling.logit_bias", {"0": 1, 300: 2}, {"-1": 1}),
+]
+
+
+@pytest.mark.parametrize(("key", "inside", "outside"), ENDS)
+def test_the_last_value_of_a_range_is_taken_and_the_next_refused(key, inside, outside):
+    smallest = {"model.context_length": 1, "model.embedding_dim": 1, "training.batch_size": 1}
+    base = Config.load(overrides={**smallest, "tokenizer.vocab_size": 400})
+    if key == "tokenizer.vocab_size":
+        base = Config.load(overrides=smallest)
+    base.override({key: inside})
+    with pytest.raises(OptionError, match=rf"^{key}:? .*must be .*\(got "):
+        base.override({key: outside})
 
 
 def test_a_number_written_without_a_point_is_a_float_all_the_same(load):
@@ -331,6 +384,44 @@ def test_a_missing_file_is_an_error_of_what_was_read(tmp_path):
         with pytest.raises(MinigenError, match="cannot read config") as caught:
             Config.load(f"{path}/" if path == tmp_path else str(path))
         assert not isinstance(caught.value, OptionError)
+
+
+def test_what_ends_in_toml_or_holds_a_slash_or_is_a_path_is_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("none.toml", "none/none", Path("fables")):
+        with pytest.raises(MinigenError, match=f"^cannot read config {name}: No such file"):
+            Config.load(name)
+
+
+@pytest.mark.parametrize(
+    ("lay", "said"),
+    [
+        (lambda path: path.write_bytes(b""), r"config\.toml is empty: put back into it the config"),
+        (lambda path: path.symlink_to("/dev/null"), r"config\.toml: it is not a regular file$"),
+        (lambda path: None, r"config\.toml: No such file or directory$"),
+    ],
+)
+def test_the_config_of_a_run_is_a_regular_file_that_says_something(lay, said, tmp_path):
+    lay(tmp_path / "config.toml")
+    with pytest.raises(MinigenError, match=said):
+        Config.of_run(tmp_path)
+
+
+def test_an_external_text_is_found_by_the_config_beside_the_checkpoint(load, tmp_path):
+    embedded, step = Config.load(), tmp_path / "step-000000.safetensors"
+    external = embedded.override({"corpus.text": "external"})
+    assert located(external, step) == external  # there is no config
+    for text in (["/a.txt", "/b"], ["-"]):
+        config = embedded.override({"corpus.text": text})
+        (tmp_path / "config.toml").write_text(config.to_toml(), encoding="utf-8")
+        assert located(external, step) == (external if text == ["-"] else config)
+        assert located(embedded, step) == embedded
+
+
+@pytest.mark.parametrize("key", ["a\nb", "training.\x80", "\udcff", 3])
+def test_a_key_that_is_no_printable_text_is_unknown(key):
+    with pytest.raises(OptionError, match=r"^unknown key .*: a key is a printable text$"):
+        Config.load("fables", {key: 1})
 
 
 def test_an_unknown_name_lists_the_shipped_ones_nearest_first():

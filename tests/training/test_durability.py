@@ -67,6 +67,8 @@ def test_a_training_keeps_each_file_before_another_relies_on_it(disk: Disk, tmp_
     ]
     assert not disk.waiting
     assert all(disk.is_kept(folder / log) for log in LOGS)
+    above = tmp_path.stat()
+    assert (above.st_dev, above.st_ino) in disk.synced  # which holds the folder's own name
 
 
 def test_kept_tokens_are_on_the_disk_before_they_have_their_name(

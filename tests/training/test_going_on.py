@@ -160,13 +160,6 @@ def test_a_run_saved_before_a_key_existed_goes_on_with_what_it_meant(text, tmp_p
     assert verify(path) == []
 
 
-def test_an_emptied_config_of_a_run_is_not_the_default_one(half):
-    path, _ = half
-    (path / "config.toml").write_bytes(b"")
-    with pytest.raises(MinigenError, match=r"config\.toml is empty"):
-        Config.of_run(path)
-
-
 def test_a_text_given_again_keeps_the_name_that_it_had(half, tmp_path):
     path, _ = half
     run = Run.load(path, text=TEXT, config=CONFIG)  # whose corpus.text is "fables"

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,11 +133,20 @@ def test_a_damaged_newest_checkpoint_is_refused_and_removing_it_is_the_cure(
     assert newest.read_bytes() == whole
 
 
-def test_the_cure_passes_over_what_is_damaged_too(folder: Path, minigen: Command) -> None:
-    for step in (4, 6):
+def test_the_cure_passes_over_what_is_damaged_too_or_too_old(
+    folder: Path, minigen: Command
+) -> None:
+    resume, cure = ["train", "--resume", "--out", str(folder)], "if it is removed, the run goes on "
+    old = replace(checkpoint.load(at(folder, 4)), format=1)
+    checkpoint.save(at(folder, 4), old)
+    for step in (6, 4):
         at(folder, step).write_bytes(b"")
-    said = refused(minigen("train", "--resume", "--out", str(folder)))
-    assert "if it is removed, the run goes on from step 0" in said
+        assert f"{cure}from step 0" in refused(minigen(*resume))
+    at(folder, 0).unlink()
+    assert f"{cure}from step 0" in refused(minigen(*resume))
+    at(folder, 6).unlink()
+    checkpoint.save(at(folder, 4), old)
+    assert f"{at(folder, 4)} is of format 1, whose gradient" in refused(minigen(*resume))
 
 
 @pytest.mark.parametrize("command", ["generate", "info", "report", "verify"])
@@ -186,7 +196,11 @@ def test_nor_is_it_in_a_sweep(folder: Path, tmp_path: Path, minigen: Command) ->
     assert "config.toml is empty" in refused(minigen("sweep", "--resume", "--out", str(tmp_path)))
 
 
-STRAYS = [".config.toml.0123456789abcdef.unfinished", ".config.toml.1.tmp"]
+STRAYS = [
+    ".config.toml.0123456789abcdef.unfinished",
+    ".config.toml.1.tmp",
+    ".step-000000.safetensors.0123456789abcdef.unfinished",
+]
 
 
 @pytest.mark.parametrize("stray", STRAYS)

@@ -122,15 +122,27 @@ def test_where_no_checkpoint_agrees_it_is_refused_and_nothing_changed(
 
 
 @pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    ("left", "emptied", "is_said"),
+    [(VOUCHED, (), True), (VOUCHED, (SAMPLES,), True), (VOUCHED, VOUCHED, False), ((), (), False)],
+)
 def test_logs_without_a_checkpoint_are_begun_anew_and_it_is_said(
-    folder: Path, minigen: Command
+    left: tuple[str, ...],
+    emptied: tuple[str, ...],
+    is_said: bool,
+    folder: Path,
+    minigen: Command,
 ) -> None:
     whole = contents(folder)
-    for file in folder.glob("step-*"):
-        file.unlink()
+    for file in folder.iterdir():
+        if file.name.startswith("step-") or file.name in set(VOUCHED) - set(left):
+            file.unlink()
+    for log in emptied:
+        (folder / log).write_bytes(b"")
     found = minigen("train", "--resume", "--out", str(folder))
     assert found.status == 0
-    assert f"{folder} holds logs and no checkpoint: the run is trained again from" in found.err
+    said = f"{folder} holds logs and no checkpoint: the run is trained again from"
+    assert (said in found.err) == is_said
     assert contents(folder) == whole
 
 
@@ -181,9 +193,32 @@ def test_a_line_that_cannot_be_written_whole_is_not_there(
         return write(file, data[:10])
 
     monkeypatch.setattr(os, "write", fails)
-    with pytest.raises(MinigenError, match="No space left on device"):
+    with pytest.raises(MinigenError) as caught:
         next(run.steps())
+    assert str(caught.value) == f"cannot write to {run.path}: No space left on device"
     assert (tmp_path / "run" / METRICS).read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(5, "Input/output error", "text.txt"), "text.txt: Input/output error"),
+        (OSError(5, "Input/output error"), "its text: Input/output error"),
+        (OSError("odd"), "its text: odd"),
+    ],
+)
+def test_what_a_training_cannot_read_is_no_fault_of_its_folder(
+    error: OSError, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: Run) -> None:
+        raise error
+
+    folder = RunFolder.create(tmp_path / "run", Run(Config.load("fables", TINY)))
+    monkeypatch.setattr(Run, "_advance", fails)
+    with pytest.raises(MinigenError) as caught:
+        next(folder.steps())
+    latest = tmp_path / "run/step-000000.safetensors"
+    assert str(caught.value) == f"{said}; the last checkpoint, {latest}, is intact"
 
 
 def test_timing_says_how_long_each_step_took_to_the_microsecond(
@@ -334,7 +369,6 @@ def test_a_hostile_line_is_refused_in_one_short_line(hostile: str, folder: Path)
     log.write_bytes(log.read_bytes() + HOSTILE[hostile] + b"\n")
     with pytest.raises(MinigenError, match="is damaged, line 7: ") as raised:
         read_lines(log)
-    assert raised.type is MinigenError  # and not wrong usage
     assert len(str(raised.value)) < 500
     assert "\n" not in str(raised.value)
 

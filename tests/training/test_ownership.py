@@ -96,6 +96,19 @@ def test_every_command_that_writes_to_a_folder_must_own_it(command: list[str]) -
     assert err.startswith("Error: run is being written to by ")
 
 
+def test_a_folder_is_made_with_those_above_it_or_taken_where_it_is_empty() -> None:
+    run = Run(Config.load("fables", TINY))
+    Path("empty").mkdir()
+    for path in ("above/below", "empty"):
+        RunFolder.create(path, run)
+        with pytest.raises(MinigenError) as caught:
+            RunFolder.create(path, run)
+        assert str(caught.value) == (
+            f"{path} is not a new or empty folder: name another with --out, or go on with minigen "
+            "train --resume"
+        )
+
+
 def test_a_process_may_take_its_own_folder_again() -> None:
     folder = RunFolder.create(Path("run"), Run(Config.load("fables", TINY)))
     again = RunFolder.resume(Path("run"), folder.run.config)

@@ -17,6 +17,7 @@ import pytest
 
 from minigen import Config, MinigenError, cli
 from minigen.cli import sweep as command
+from minigen.errors import OptionError
 from minigen.training import sweep as module
 from minigen.training.sweep import (
     create,
@@ -107,6 +108,17 @@ def test_seeds_are_a_range_without_its_end(text, seeds):
     assert list(parse_seeds(text)) == seeds
 
 
+def test_a_sweep_has_at_most_ten_thousand_runs(monkeypatch):
+    assert len(parse_seeds("5:10005")) == 10_000
+    with pytest.raises(OptionError, match=r"at most 10000 runs \(got 10001\)"):
+        parse_seeds("5:10006")
+    monkeypatch.setattr(module, "MOST_RUNS", 4)
+    axes = parse_axes([f"{RATE}=0.003,0.01"])
+    assert len(plan(BASE, axes, range(2))) == 4
+    with pytest.raises(OptionError, match=r"at most 4 runs \(got 6\)"):
+        plan(BASE, axes, range(3))
+
+
 def test_each_combination_of_values_meets_each_seed():
     runs = plan(BASE, parse_axes([f"{RATE}=0.003,0.01", "training.steps=2"]), range(2))
     assert runs.keys() == NAMES  # what does not vary is not in the name
@@ -121,6 +133,10 @@ def test_names_of_folders_are_short_distinct_and_hold_no_slash():
     runs = plan(BASE, {"sampling.prompt": {text: text for text in texts}}, range(1))
     assert len(runs) == 4
     assert all(len(name.encode()) < 200 and "/" not in name for name in runs)
+    longest = "x" * 150
+    assert module._folder_name(longest) == longest
+    assert re.fullmatch(f"{longest}-[0-9a-f]{{8}}", module._folder_name(longest + "x"))
+    assert re.fullmatch("a_b-[0-9a-f]{8}", module._folder_name("a/b"))
 
 
 @pytest.mark.parametrize(
@@ -532,6 +548,23 @@ def test_an_interruption_saves_every_run_once_and_says_how_to_go_on(tmp_path, in
 # ---- The table
 
 
+@pytest.mark.parametrize(
+    ("log", "last"),
+    [
+        (b'{"step": 1}\n', {"step": 1}),
+        (b'{"step": 1}\n' * 9 + b'{"step": 2}\n{"st', {"step": 2}),
+        (b'{"step": 1}\n{"step": 2, "loss": NaN}\n', {}),
+        (b'{"step": 1}', {}),
+        (b"", {}),
+    ],
+)
+def test_the_last_whole_line_of_the_metrics_is_found_at_their_end(tmp_path, monkeypatch, log, last):
+    monkeypatch.setattr(module, "_TAIL", 20)
+    assert module.last_metrics(tmp_path) == {}
+    (tmp_path / "metrics.jsonl").write_bytes(log)
+    assert module.last_metrics(tmp_path) == last
+
+
 def test_the_table_gives_mean_and_standard_deviation_of_what_came_to_its_end(tmp_path):
     runs = {}
     for rate in (0.1, 0.02):
@@ -547,4 +580,18 @@ def test_the_table_gives_mean_and_standard_deviation_of_what_came_to_its_end(tmp
         [RATE, "seeds", "loss", "validation loss"],
         ["0.02", "3", "0.4667 ± 0.3055", "-"],  # the smaller value first
         ["0.1", "2", "1.5000 ± 0.7071", "-"],
+    ]
+    (tmp_path / "0.1-0/metrics.jsonl").write_text('{"step": 6, "loss": 2, "validation_loss": 3}\n')
+    changes = [{"sampling.top_k": 10}, {"sampling.top_k": 9}, {"optimizer.name": "sgd"}, {}]
+    runs = {}
+    for number, change in enumerate(changes):
+        folder = shutil.copytree(tmp_path / "0.1-0", tmp_path / str(number))
+        runs[folder] = BASE.override(change)
+    end = ["1", "2.0000", "3.0000"]
+    assert table(runs) == [
+        ["optimizer.name", "sampling.top_k", "seeds", "loss", "validation loss"],
+        ["adamw", "9", *end],
+        ["adamw", "10", *end],
+        ["adamw", "None", *end],
+        ["sgd", "None", *end],
     ]

@@ -170,6 +170,17 @@ def test_several_processes_without_mpi4py_are_told_to_install_it(variable, monke
         from_mpiexec()
 
 
+def test_what_mpi4py_warns_of_where_there_is_no_mpi_is_told_in_the_error(tmp_path, monkeypatch):
+    monkeypatch.setenv("PMI_SIZE", "2")
+    (tmp_path / "mpi4py.py").write_text(
+        "import warnings; warnings.warn('where is it?'); raise RuntimeError('no libmpi.so')"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mpi4py", raising=False)
+    with pytest.raises(MinigenError, match=r"without mpi4py .*: no libmpi\.so$"):
+        from_mpiexec()
+
+
 def test_a_run_is_taken_up_by_the_workers_that_are_given(tmp_path):
     config = Config.load("fables", TINY)
     for steps in (0, 4):  # from the config alone, and from a checkpoint
@@ -262,7 +273,18 @@ def three(tmp_path_factory):
 def test_statistics_add_up_exactly_at_their_bounds(three):
     vector, loss, count, step_size = three["total"]
     assert vector == [3 * 2.0**51, -3.0]
-    assert (loss, count, step_size) == (3 * 2**62 + 1 + 5, 8, 8)  # no float64, nor an int64
+    assert (loss, count, step_size) == (3 * 2**62 - 1 + 5, 8, 8)  # no float64, nor an int64
+
+
+@needs_mpi
+def test_workers_of_one_machine_share_its_threads(three):
+    allowed, threads = three["threads"]
+    assert threads == 3 * [max(1, allowed // 3)]
+
+
+@needs_mpi
+def test_all_workers_stop_where_one_was_asked_to(three):
+    assert three["stops"] == [3 * [stops] for stops in (False, False, False, True, True, False)]
 
 
 @needs_mpi

@@ -18,7 +18,7 @@ from mpi4py import MPI
 from minigen import Config, Run, cli
 from minigen.errors import MinigenError
 from minigen.model import engines as engine_room
-from minigen.model import kernels
+from minigen.model import kernels, parallel
 from minigen.model.gradient import Statistics
 from minigen.training import workers
 from minigen.training.workers import MPIWorkers
@@ -50,12 +50,36 @@ def runs(text: str, *changes: str) -> list[Any]:
 
 def exchanges() -> dict[str, Any]:
     """Let three workers exchange all kinds of things."""
-    return {"total": total(), "turns": turns(), "errors": errors()}
+    return {
+        "threads": threads(),
+        "total": total(),
+        "stops": stops(),
+        "turns": turns(),
+        "errors": errors(),
+    }
+
+
+def threads() -> Any:
+    """Tell how many threads each worker has, and how many there were."""
+    allowed = parallel.resources()[0]
+    return [allowed, WORLD.allgather((MPIWorkers(WORLD), parallel.resources()[0])[1])]
+
+
+def stops() -> Any:
+    """Tell who knows that it should stop, before and after a total, and once nobody asks."""
+    group, none = MPIWorkers(WORLD), Statistics(np.zeros(2), 0, 0, 8)
+    told = []
+    for asks in (False, True, False):
+        group.asked_to_stop = asks and WORLD.rank == 1
+        told.append(WORLD.allgather(group.is_stopping()))
+        group.total(lambda: none, 2)
+        told.append(WORLD.allgather(group.is_stopping()))
+    return told
 
 
 def total() -> Any:
     """Sum hand-made statistics, of the last worker none."""
-    mine = [3 * 2**62 + 1, 5, 0][WORLD.rank]
+    mine = [3 * 2**62 - 1, 5, 0][WORLD.rank]
     part = Statistics(np.array([3 * 2.0**50, -1.0 - WORLD.rank]), mine, 4, 8)
     none = Statistics(np.zeros(2), 0, 0, 8)
     summed = MPIWorkers(WORLD).total(lambda: part if WORLD.rank < 2 else none, 2)
