@@ -91,7 +91,7 @@ def search(task: Task, prompt: Text, num_beams: int, length_penalty: float) -> l
             totals = np.array([beam.total for beam in beams])[:, None] + log_p  # (B, V)
         going_on: list[Beam] = []
         parents: list[int] = []
-        for rank, index in enumerate(best_first(totals.reshape(-1), 2 * num_beams).tolist()):
+        for rank, index in enumerate(best_first(totals.ravel(), 2 * num_beams).tolist()):
             parent, token = divmod(index, model.vocab_size)
             tail, cut = task.stops.read(beams[parent].tail, task.token_bytes(token))
             beam = Beam((*beams[parent].token_ids, token), float(totals[parent, token]), tail)

@@ -243,7 +243,7 @@ def target_log_probabilities(model: LanguageModel, contexts: Integers, targets: 
     for start in range(0, len(targets), height):
         block = slice(start, start + height)
         log_p = head.log_softmax(model.logits(contexts[block]))  # (n, V)
-        result[block] = np.take_along_axis(log_p, targets[block, None], axis=1)[:, 0]
+        result[block] = log_p[np.arange(len(log_p)), targets[block]]
     return result
 
 

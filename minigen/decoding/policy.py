@@ -25,8 +25,6 @@ from minigen.exact.streams import Words
 from minigen.model import head
 from minigen.text.tokenizer import require_tokens
 
-Booleans = NDArray[np.bool_]
-
 
 class DeadEndError(MinigenError):
     """No token is left to go on with; the message names the rules that together left none."""
@@ -324,7 +322,7 @@ class Policy:
         """Whether the largest logit is taken, without a random word."""
         return self.temperature == 0 or self.top_k == 1 or self.top_p == 0
 
-    def adjust(self, logits: Floats, history: History) -> tuple[Floats, Booleans | None]:
+    def adjust(self, logits: Floats, history: History) -> tuple[Floats, NDArray[np.bool_] | None]:
         """Apply the logit rules. logits (R, V), a row for each text of the history → (R, V), (R,).
 
         Also says which rows are dead ends, −inf throughout; None if none is. What a model itself

@@ -141,7 +141,7 @@ def evaluate(model: LanguageModel, tokens: Tokens) -> Evaluation:
     for contexts, targets in _blocks(tokens, model):
         gap = head.gaps(model.logits(contexts))  # (n, V)
         S = exact_sum(integer_exp(gap, bits), axis=1)  # (n,)
-        missed = np.take_along_axis(gap, targets[:, None], axis=1)[:, 0]
+        missed = gap[np.arange(len(gap)), targets]  # (n,)
         nats += in_units(missed + head.log_partition(S, V))
         bigrams.update((contexts[:, -1] * V + targets).tolist())
         confidence = ldexp(1.0, bits) / S
