@@ -162,6 +162,17 @@ def test_too_few_streams_are_noticed_where_both_are_read_one_by_one():
         next(pieces)
 
 
+def test_streams_may_be_listed_for_prompts_that_are_not():
+    policy, prompts = POLICIES["plain"], ["a", "b"]
+    expected = run(small_model(), prompts, policy, inference(2), max_new_tokens=3)
+    assert run(small_model(), iter(prompts), policy, inference(2), max_new_tokens=3) == expected
+
+
+def test_the_texts_of_a_batch_grow_token_by_token_side_by_side():
+    pieces = generate(Task(Reciter(b"ab"), TOKENIZER, GREEDY, max_new_tokens=2), ["", "x"])
+    assert [piece.row for piece in pieces] == [0, 1, 0, 1]
+
+
 def test_one_text_is_refused_where_several_are_expected():
     for text in ("Once", b"Once"):
         with pytest.raises(OptionError, match=r"prompts must be a list of texts \(got b?'Once'\)"):
@@ -383,8 +394,9 @@ CALLS = {  # each call of this room: what it needs, and the counts that it takes
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_model_of_another_vocabulary_is_refused(name):
-    with pytest.raises(MinigenError, match=r"must have one vocabulary \(got 300 and 257"):
+    with pytest.raises(MinigenError, match=r"must have one vocabulary \(got 300 and 257") as caught:
         CALLS[name][0](OTHER)
+    assert type(caught.value) is MinigenError
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -392,7 +404,7 @@ def test_a_count_starts_at_1_and_is_called_by_its_name(name):
     call, counts = CALLS[name]
     for count in counts:
         call(small_model(), **{count: 1})
-        for wrong in (0, 1.5):
+        for wrong in (0, 1.5, True):
             with pytest.raises(OptionError, match=rf"^{count} must be a whole number, at least 1 "):
                 call(small_model(), **{count: wrong})
 

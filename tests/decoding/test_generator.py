@@ -272,6 +272,8 @@ def test_what_is_not_asked_for_is_as_the_signatures_say(model: Generator) -> Non
     assert len(model.beams("a", max_new_tokens=3)) == 4
     assert model.generate("a", max_new_tokens=3).log_probabilities is None
     assert len(model.next("a").candidates) == 10
+    assert repr(model).startswith("Generator(Model(")
+    assert f"fingerprint {model.fingerprint[:12]}…" in repr(model)
 
 
 def test_a_stream_of_text_refuses_what_it_could_not_show(model: Generator) -> None:

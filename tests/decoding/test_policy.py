@@ -396,8 +396,9 @@ def test_a_choice_is_made_of_one_row_of_logits():
 
 @pytest.mark.parametrize("options", [{"suppress_tokens": [5]}, {"logit_bias": {5: 1.0}}])
 def test_an_id_beyond_the_vocabulary_is_an_error(options):
-    with pytest.raises(MinigenError, match=r"ids below 5.*got 5"):
+    with pytest.raises(MinigenError, match=r"ids below 5.*got 5") as caught:
         Policy(**options).probabilities(np.zeros(5))
+    assert type(caught.value) is MinigenError
 
 
 @pytest.mark.parametrize("token", [-1, 5])

@@ -235,5 +235,6 @@ def test_certain_predictions_belong_to_the_last_bin():
 def test_a_text_without_predictions_is_refused():
     empty = corpus.from_memory("x").validation
     for measure in (evaluate, mean_loss):
-        with pytest.raises(MinigenError, match=r"at least one token \(got 0\)"):
+        with pytest.raises(MinigenError, match=r"at least one token \(got 0\)") as caught:
             measure(small_model(), empty)
+        assert type(caught.value) is MinigenError
