@@ -1,7 +1,6 @@
 """What the system is asked for: files written whole, one owner of a folder, paths, signals."""
 
 import os
-import pwd
 import re
 import signal
 import stat
@@ -20,6 +19,7 @@ from minigen.files import explained, own, remove_strays, replacing
 from minigen.paths import expand, home_is_known
 from minigen.signals import STOP_SIGNALS, heard_by, let_pass
 
+pwd = pytest.importorskip("pwd", reason="folders' locks, users and most signals are POSIX's")
 STRAY = re.compile(r"\.x y\.[0-9a-f]{16}\.unfinished")
 
 
@@ -131,7 +131,6 @@ def another_process(folder: Path) -> str:
     return done.stderr.rpartition("MinigenError: ")[2].strip()
 
 
-@pytest.mark.skipif(files.fcntl is None, reason="locks are POSIX's")
 def test_a_folder_is_owned_as_long_as_its_owner_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,7 +172,6 @@ def test_the_process_with_a_lock_is_found_among_all_locks(
         assert files._owner(file.fileno()) == "another process"
 
 
-@pytest.mark.skipif(files.fcntl is None, reason="locks are POSIX's")
 def test_where_locks_do_not_exist_it_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

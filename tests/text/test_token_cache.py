@@ -4,7 +4,6 @@ import copy
 import hashlib
 import json
 import pickle
-import pwd
 import re
 import threading
 from pathlib import Path
@@ -135,7 +134,8 @@ def test_the_users_folder_for_tokens_is_the_one_named_or_that_for_caches(
     home: str | None,
     folder: str | None,
 ) -> None:
-    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # nor does the system know a home
+    users = pytest.importorskip("pwd", reason="users are POSIX's")
+    monkeypatch.setattr(users, "getpwuid", {}.__getitem__)  # nor does the system know a home
     for name, value in (("MINIGEN_CACHE", named), ("XDG_CACHE_HOME", caches), ("HOME", home)):
         monkeypatch.delenv(name, False)
         if value is not None:
