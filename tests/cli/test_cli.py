@@ -189,7 +189,20 @@ def test_a_path_that_begins_with_a_tilde_starts_from_home(
     Path("home/text.txt").write_text("to be or not to be")
     Path("home/one.toml").write_text('[corpus]\ntext = ["~/text.txt"]')
     assert minigen("train", "~/one.toml", *TINY_SETTINGS, "--out=~/run").status == 0
-    assert minigen("evaluate", "~/run", "--text=~/text.txt").status == 0
+    for command in (
+        ["evaluate", "~/run", "--text=~/text.txt"],
+        ["info", "~/run"],
+        ["next", "~/run"],
+        ["score", "~/run", "--file=~/text.txt"],
+        ["generate", "~/run", "--prompts=~/text.txt", "--draft=~/run", "--max-new-tokens=2"],
+        ["diff", "~/run", "~/run"],
+        ["report", "~/run", "--out=~/page.html"],
+        ["verify", "~/run", "--text=~/text.txt"],
+    ):
+        assert minigen(*command).status == 0
+    line = minigen("generate", "~/run", "--draft=~/run", "--json").out
+    Path("home/lines.jsonl").write_text(line)
+    assert minigen("verify", "~/run", "--texts=~/lines.jsonl", "--draft=~/run").status == 0
     monkeypatch.setenv("HOME", "")
     result = minigen("train", *TINY_SETTINGS, "--out=~/run")
     assert (result.status, result.err.count("\n")) == (1, 1)
@@ -526,6 +539,7 @@ STATUSES = [
     ("verify missing", 1),
     ("verify {run} --seed 1", 2),
     ("verify {run} --segments 0", 2),
+    ("verify {run} --segments 1 --seed -1", 2),
     ("verify {run} --draft {run}", 2),
     ("verify {run} --texts nothing.txt --segments 1", 2),
     ("verify {run} --texts nothing.txt --text nothing.txt", 2),

@@ -62,6 +62,17 @@ def diff(capsys):
         output = capsys.readouterr()
         assert "Traceback" not in output.err
         assert found["same"] == (status == 0) == (not found["differences"])
+        told = [
+            line
+            for one in found["differences"]
+            for line in (one["what"], f"  A  {one['a']}", f"  B  {one['b']}")
+        ]
+        if (step := found["first_step"]) is not None:
+            part = f", in its {found['first_part']}" if found["first_part"] else ""
+            told.append(f"They part at {f'step {step}' if step else 'the start'}{part}.")
+        *lines, last = output.out.splitlines()  # advice, or that both are the same
+        assert lines == told
+        assert last
         return status, found, output.out + output.err
 
     return call

@@ -191,7 +191,11 @@ def test_a_changed_tensor_with_a_right_checksum_is_named(folder, verify, name):
     assert status == 1
     named = [line for line in out.splitlines() if line.startswith("tensor")]
     assert [line.split(":")[0] for line in named] == [f"tensor {name}"]
-    assert f"the first in tensor {name}" in err
+    assert err.endswith(
+        f"{last(folder)} is not what follows from step-000004.safetensors: 1 differences in the "
+        f"segment from step 4 to 6, the first in {named[0]}\n"
+    )
+    assert "verified" not in out
     assert "metrics.jsonl agrees at all 2 steps: the file was changed after training" in out
 
 
