@@ -18,11 +18,6 @@ if TYPE_CHECKING:
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def argument_bytes(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Any:
-    """Return an argument as the bytes that were typed, UTF-8 or not."""
-    return None if value is None else os.fsencode(value)
-
-
 def _texts(_ctx: click.Context, _param: click.Parameter, paths: tuple[str, ...]) -> tuple[str, ...]:
     """Refuse a second standard input."""
     if paths.count("-") > 1:
@@ -70,7 +65,8 @@ def complete_key(
 
 PATH = _Path()
 model_argument = click.argument("model", type=PATH)
-prompt_argument = click.argument("prompt", required=False, callback=argument_bytes)
+TYPED_BYTES = os.fsencode  # of an argument, UTF-8 or not
+prompt_argument = click.argument("prompt", required=False, type=TYPED_BYTES)
 _config_argument = click.argument("config", required=False, shell_complete=_complete_config)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 text_option = click.option(

@@ -7,7 +7,7 @@ import click
 from minigen.cli import cli
 from minigen.cli.options import (
     PATH,
-    argument_bytes,
+    TYPED_BYTES,
     json_option,
     model_argument,
     print_json,
@@ -20,7 +20,7 @@ from minigen.cli.progress import clock
 
 @cli.command()
 @model_argument
-@click.argument("text", required=False, callback=argument_bytes)
+@click.argument("text", required=False, type=TYPED_BYTES)
 @click.option("--file", "path", type=PATH, metavar="PATH", help="Score a file instead of TEXT.")
 @json_option
 def score(model: str, text: bytes | None, path: str | None, as_json: bool) -> None:
