@@ -219,12 +219,13 @@ def test_a_prompt_that_json_could_not_hold_is_not_called_a_lie(generate, verify)
 def test_a_file_without_a_text_and_options_without_meaning_are_refused(models, tmp_path, capsys):
     (tmp_path / "empty").write_text("\n")
     texts = ["verify", models[0], "--texts", str(tmp_path / "empty")]
-    for arguments, status in (
-        (texts, 1),
-        (["verify", models[0], "--texts", str(tmp_path / "gone")], 1),
-        ([*texts, "--segments", "1"], 2),
-        ([*texts, "--text", "x"], 2),
-        (["verify", models[0], "--draft", models[1]], 2),
+    for arguments, status, told in (
+        (texts, 1, "empty holds no text: give what generate --json printed"),
+        (["verify", models[0], "--texts", str(tmp_path / "gone")], 1, "No such file or directory"),
+        ([*texts, "--segments", "1"], 2, "so --segments has no meaning with it"),
+        ([*texts, "--text", "x"], 2, "so --text has no meaning with it"),
+        (["verify", models[0], "--draft", models[1]], 2, "give --texts too"),
     ):
         assert command(arguments) == status
-        assert capsys.readouterr().err.count("\n") == 1
+        err = capsys.readouterr().err
+        assert (err.count("\n"), err.endswith(f"{told}\n")) == (1, True)
