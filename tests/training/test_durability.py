@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from minigen import cli
+from minigen import Config, cli, sweep
 from minigen.text.corpus import load
-from tests.conftest import TINY_SETTINGS
+from tests.conftest import TINY, TINY_SETTINGS
 
 LOGS = ("metrics.jsonl", "samples.jsonl")
 
@@ -69,6 +69,19 @@ def test_a_training_keeps_each_file_before_another_relies_on_it(disk: Disk, tmp_
     assert all(disk.is_kept(folder / log) for log in LOGS)
     above = tmp_path.stat()
     assert (above.st_dev, above.st_ino) in disk.synced  # which holds the folder's own name
+
+
+def test_a_sweep_keeps_its_plan_before_its_runs(disk: Disk, tmp_path: Path) -> None:
+    sweep(Config.load("fables", TINY), {}, out=tmp_path / "runs", seeds=[0])
+    assert [path.name for path in disk.replaced] == [
+        ".sweep.json",
+        "config.toml",  # when all are planned, and when this one is trained
+        "config.toml",
+        "step-000000.safetensors",
+        "step-000004.safetensors",
+        "step-000006.safetensors",
+    ]
+    assert not disk.waiting
 
 
 def test_kept_tokens_are_on_the_disk_before_they_have_their_name(

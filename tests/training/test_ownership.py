@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,15 +20,24 @@ LONG = ["train", *TINY_SETTINGS, "--set", "training.steps=100000", "--out", "run
 RESUME = ["train", "--resume", "--out", "run"]
 
 
+started: list[subprocess.Popen[bytes]] = []
+
+
 def start(*arguments: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "minigen", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+    return started[-1]
 
 
 @pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    yield
+    while started:  # none outlives a test that failed
+        process = started.pop()
+        process.kill()
+        process.communicate()
 
 
 def test_a_second_process_is_refused_and_told_who_has_the_folder() -> None:
