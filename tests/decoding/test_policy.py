@@ -461,8 +461,8 @@ def test_thresholds_are_met_exactly_where_sums_are_too_small_for_slack():
 
 
 def test_typical_p_is_deaf_to_what_was_dropped_and_takes_a_distance_of_its_slack_for_a_tie():
-    w, gap = np.array([[5.0, 0.0, 3.0]]), np.array([[0.0, 1.0, 2.0]])  # the mean gap is 6/8
-    assert keep_typical_p(w, gap, 5e-324).tolist() == [[5, 0, 0]]
+    w, gap = np.array([[5.0, 0.0, 3.0]]) * 2**40, np.array([[0.0, 1.0, 2.0]])  # mean gap 6/8
+    assert (keep_typical_p(w, gap, 5e-324) > 0).tolist() == [[True, False, False]]
     for beyond, kept_weights in ((2.0**-40, [1, 1]), (2.0**-39, [1, 0])):
         gap = np.array([[0.0, 2.0 + beyond]])  # both are 1 from the mean, which is an integer sum
         assert keep_typical_p(np.ones((1, 2)), gap, 0.5).tolist() == [kept_weights]
