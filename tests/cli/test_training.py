@@ -110,6 +110,14 @@ def test_a_run_on_standard_input_that_is_interrupted_goes_on_with_it(
             f"interrupted at step 3, saved run{text}/step-000003.safetensors\n"
             f"to go on: minigen train --resume --out run{text}{words}\n"
         )
+    assert minigen("train", "--resume", "--out", "run-") == Result(
+        1,
+        "",
+        "Error: the run in run- was trained on standard input: give the same text with --text\n",
+    )
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"to be or not to be")))
+    for on in (["--out", "run-", "--text", "-"], ["--out", "runtext.txt"]):
+        assert minigen("train", "--resume", *on).status == 0
 
 
 @pytest.mark.parametrize(
