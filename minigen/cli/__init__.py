@@ -28,10 +28,6 @@ from minigen.signals import STOP_SIGNALS, heard_by, let_pass
 _MOMENT = 0.05  # seconds
 
 
-class _Hidden(Exception):  # noqa: N818
-    """Carries an exception, its cause, past click, which reads more into it than it says."""
-
-
 class _Commands(click.Group):
     """The commands of this folder: whichever module says ``@cli.command()`` adds one."""
 
@@ -45,7 +41,7 @@ class _Commands(click.Group):
         return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; what it raises is told by ``run``."""
+        """Run the command; return its status, or what click would read more into than it says."""
         try:
             if isinstance(sys.stdout, Outlet):
                 # It is there for what it prints, without end perhaps, and ends with its reader. The
@@ -54,7 +50,7 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         # To click, a file that ends too soon is an interruption, and any broken pipe is stdout.
         except (EOFError, OSError, KeyboardInterrupt) as error:
-            raise _Hidden from error
+            return error
 
 
 @click.group(
@@ -119,8 +115,6 @@ def _fail(message: object, status: int) -> int:
 
 def _tell(error: BaseException) -> int:
     """Say in one line what went wrong; return the exit status."""
-    if isinstance(error, _Hidden):
-        return _tell(error.__cause__ or error)
     if isinstance(error, SystemExit) and isinstance(error.code, int):  # of click's completion
         return error.code
     if isinstance(error, click.ClickException):
@@ -151,8 +145,10 @@ def run(arguments: list[str] | None = None) -> int:
     with outlets() as out, heard_by(interruption), interruption.repeated():
         try:
             with notes_of_libraries():
-                status = cli.main(arguments, prog_name="minigen", standalone_mode=False)
-            status = status if isinstance(status, int) else 0
+                result = cli.main(arguments, prog_name="minigen", standalone_mode=False)
+            if isinstance(result, BaseException):
+                raise result
+            status = result if isinstance(result, int) else 0
         except BaseException as error:  # some libraries raise what is not even an Exception
             with heard_by(let_pass):
                 # An interruption makes some libraries fail in other ways, too.
