@@ -44,7 +44,8 @@ def _with_its_status(expected: Any, *arguments: Any, **options: Any) -> Iterator
 
 pytest.raises = _with_its_status  # type: ignore[assignment]
 
-PATIENCE = 600.0  # seconds until a process hangs: many, since a busy machine is no fault
+# Seconds until a process hangs: many, since a busy machine is no fault; fewer where bugs are set in.
+PATIENCE = float(os.environ.get("PATIENCE", "600"))
 
 TINY = {  # a run of a second: bytes only, two of context
     "tokenizer.vocab_size": 257,

@@ -429,6 +429,7 @@ def _run(
             os.chdir(copy)
             sys.path.insert(0, str(copy))
             os.environ["PYTHONPATH"] = str(copy)
+            os.environ["PATIENCE"] = "100"
             os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
             for name in [
                 name for name in sys.modules if name.split(".")[0] in ("tests", "minigen")
