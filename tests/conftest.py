@@ -44,7 +44,7 @@ def _with_its_status(expected: Any, *arguments: Any, **options: Any) -> Iterator
 
 pytest.raises = _with_its_status  # type: ignore[assignment]
 
-# Seconds until a process hangs: many, since a busy machine is no fault; fewer where bugs are set in.
+# Seconds until a process hangs: many, since a busy machine is no fault; fewer for `make mutants`.
 PATIENCE = float(os.environ.get("PATIENCE", "600"))
 
 TINY = {  # a run of a second: bytes only, two of context
