@@ -6,6 +6,7 @@ nobody reads ends an answer quietly, and changes no work and no verdict.
 """
 
 import errno
+import gc
 import importlib
 import os
 import pkgutil
@@ -165,4 +166,5 @@ def main() -> NoReturn:
     status = run()
     for number in STOP_SIGNALS:  # all is said and saved: nothing is left to interrupt
         signal.signal(number, signal.SIG_IGN)
+    gc.freeze()  # Python would look for cycles among what is left, 0.1 s long after a training
     sys.exit(status)

@@ -1,8 +1,9 @@
 """``prove`` runs the reproducibility experiments; ``verify`` trains a checkpoint again."""
 
 import textwrap
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import deque
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
 from functools import reduce
 from operator import add
@@ -170,16 +171,19 @@ def verify(
     with one_voice() as workers:
         verifications: list[Verification] = []  # of the first worker alone
 
-        def read() -> None:
-            with reading_progress(progress) as reading:
-                verifications.append(Verification(model, texts, progress=reading))
+        def find() -> None:
+            verifications.append(Verification(model, texts))
             if count is not None:
                 verifications[0].draw(count, seed or 0)
 
-        workers.from_first(read)
+        workers.from_first(find)
         try:
             outcomes = _check_all(verifications, workers, progress)
             workers.from_first(lambda: _judge(verifications[0], outcomes, as_json))
+        except BrokenProcessPool:
+            raise MinigenError(
+                "a process of the verification was killed, for want of memory most often"
+            ) from None
         finally:
             for verification in verifications:
                 verification.close()
@@ -257,50 +261,58 @@ def _show(verification: "Verification", checked: "list[tuple[Segment, Outcome]]"
 def _check_all(
     verifications: "list[Verification]", workers: "Workers", progress: bool | None
 ) -> "list[Outcome]":
-    """Check the segments, side by side where that is worth it; the longest come first.
+    """Check the segments, side by side where that is worth it; helpers take the longest first.
 
-    This process takes part. Whoever is done takes the next segment, since a helper has to start;
-    where none is left for the helpers, this process has their threads.
+    They start while this process reads the text. It takes part, and between two of its own steps
+    gives them what they do next. Once none of them has anything to do it has their threads.
     """
     from minigen.proof.verification import check
 
+    def read() -> None:
+        with reading_progress(progress) as reading:
+            verifications[0].read(reading)
+
     segments = [segment for one in verifications for segment in one.segments]
     total = reduce(add, (segment.steps for segment in segments), 0)
-    with bar(progress, f"training {total} steps again", total=total, unit="step") as shown:
-        helpers, helping = workers.helpers(), list[Future[None]]()
+    begins, helpers = f"training {total} steps again", workers.helpers()
+    if workers.size > 1:
+        workers.from_first(read)  # as long as the others can hear of its failure
+    elif not (helpers and verifications[0].is_worth_processes()):
+        read()
+        with bar(progress, begins, total=total, unit="step") as shown:
+            return [verifications[0].check(one, lambda _: shown.update()) for one in segments]
+    waiting = deque(sorted(segments, key=lambda segment: (-segment.steps, -segment.first)))
+    outcomes: dict[int, Outcome] = {}
+    futures: dict[int, Future[Outcome]] = {}
+    with (
+        bar(progress, "", total=total, unit="step") as shown,
+        workers.pool(len(segments), joins=True) as executor,
+    ):
+        if executor is None:
+            return []
+
+        def hand_out(segment: "Segment") -> None:
+            futures[segment.last] = executor.submit(check, segment)
+            futures[segment.last].add_done_callback(lambda _: shown.update(segment.steps))
+
+        def keep_helpers_busy() -> None:
+            working = len([future for future in futures.values() if not future.done()])
+            for _ in range(min(helpers - working, len(waiting))):
+                hand_out(waiting.popleft())
+            if all(future.done() for future in futures.values()):
+                workers.spread()
 
         def on_step(_record: "StepRecord") -> None:
             shown.update()
-            if all(one.done() for one in helping):
-                workers.spread()
+            keep_helpers_busy()
 
-        def here(segment: "Segment") -> "Outcome":
-            return verifications[0].check(segment, on_step)
-
-        if workers.size == 1 and not (helpers and verifications[0].is_worth_processes()):
-            return [here(segment) for segment in segments]
-        # One iterator for all threads, so that each segment is taken once.
-        waiting = iter(sorted(segments, key=lambda segment: -segment.steps))
-        outcomes: dict[int, Outcome] = {}
-
-        def take(checked: "Callable[[Segment], Outcome]") -> None:
-            for segment in waiting:
-                outcomes[segment.last] = checked(segment)
-
-        with (
-            ThreadPoolExecutor(helpers) as hands,  # each waits for what one helper does
-            workers.pool(len(segments), joins=True) as executor,
-        ):
-            if executor is None:
-                return []
-
-            def elsewhere(segment: "Segment") -> "Outcome":
-                outcome = executor.submit(check, segment).result()
-                shown.update(segment.steps)
-                return outcome
-
-            helping += [hands.submit(take, elsewhere) for _ in range(helpers)]
-            take(here)
-            for one in helping:
-                one.result()
+        keep_helpers_busy()
+        if workers.size == 1:
+            read()
+        if shown.disable:
+            note(begins)
+        while waiting:
+            segment = waiting.pop()
+            outcomes[segment.last] = verifications[0].check(segment, on_step)
+        outcomes |= {last: future.result() for last, future in futures.items()}
     return [outcomes[segment.last] for segment in segments]

@@ -87,17 +87,11 @@ class Verification:
 
     ``texts`` are paths of the text that it was trained on; without them it is the embedded one or
     the one that a config.toml beside the file names. Raises MinigenError where the last file is
-    damaged, where that config.toml disagrees with the one in it about a key that decides the
-    weights, and where the text is another one. Close it: it may keep a text in a file.
+    damaged, and where that config.toml disagrees with the one in it about a key that decides the
+    weights. Close it: it may keep a text in a file.
     """
 
-    def __init__(
-        self,
-        model_path: str | Path,
-        texts: Sequence[str | Path] = (),
-        *,
-        progress: Progress | None = None,
-    ):
+    def __init__(self, model_path: str | Path, texts: Sequence[str | Path] = ()):
         self.path = checkpoint.locate(model_path)
         self.saved = checkpoint.load(self.path)
         checkpoint.require_trainable(self.path, self.saved.format)
@@ -112,19 +106,26 @@ class Verification:
         self._folder = tempfile.TemporaryDirectory(prefix="minigen-")
         try:
             config = config.override({"corpus.text": text})
-            config = config.override({"corpus.text": kept_text(config, Path(self._folder.name))})
-            self._run = Run(config, progress=progress)
-            if not self.saved.has_text(self._run.corpus_sha256):
-                raise MinigenError(
-                    f"the text is not the one that {self.path} was trained on: its SHA-256 is "
-                    f"{self._run.corpus_sha256}, the checkpoint's {self.saved.corpus_sha256}; "
-                    "give the same text with --text"
-                )
+            self._config = config.override(
+                {"corpus.text": kept_text(config, Path(self._folder.name))}
+            )
         except BaseException:
             self.close()
             raise
         files = checkpoint.by_step(Path(model_path)) if Path(model_path).is_dir() else {}
-        self.segments = _cut(files or {self.saved.step: self.path}, config)
+        self.segments = _cut(files or {self.saved.step: self.path}, self._config)
+        self._run: Run | None = None
+
+    def read(self, progress: Progress | None = None) -> None:
+        """Read the text for all segments; raises MinigenError where it is another one."""
+        run = Run(self._config, progress=progress)
+        if not self.saved.has_text(run.corpus_sha256):
+            raise MinigenError(
+                f"the text is not the one that {self.path} was trained on: its SHA-256 is "
+                f"{run.corpus_sha256}, the checkpoint's {self.saved.corpus_sha256}; "
+                "give the same text with --text"
+            )
+        self._run = run
 
     def close(self) -> None:
         """Remove what was kept."""
@@ -157,7 +158,7 @@ class Verification:
     def check(
         self, segment: Segment, on_step: Callable[[StepRecord], object] | None = None
     ) -> Outcome:
-        """Check a segment in this process, with the text that was read already."""
+        """Check a segment in this process, with the text if it was read already."""
         return check(segment, self._run, on_step)
 
 
@@ -292,10 +293,11 @@ def verify(
     """Train MODEL again from the config inside it; return a line for each thing that differs.
 
     Of a run folder every checkpoint is checked, one after the other. What it takes and raises is
-    that of ``Verification``.
+    that of ``Verification`` and its ``read``.
     """
-    verification = Verification(model, texts, progress=progress)
+    verification = Verification(model, texts)
     try:
+        verification.read(progress)
         outcomes = [verification.check(segment) for segment in verification.segments]
     finally:
         verification.close()

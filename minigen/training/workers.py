@@ -94,11 +94,9 @@ class Workers:
         ) as executor:
             try:
                 yield executor
-            except KeyboardInterrupt:
+            finally:
                 for process in active_children():
                     process.terminate()
-                raise
-            finally:
                 self.spread()
 
     def spread(self) -> None:

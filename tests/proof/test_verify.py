@@ -5,9 +5,10 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from concurrent.futures import Future
 from contextlib import nullcontext
-from threading import Event
+from multiprocessing import active_children
 
 import numpy as np
 import pytest
@@ -312,25 +313,58 @@ def test_processes_help_only_where_that_is_worth_it_and_there_are_cores(
 
 
 def test_what_goes_wrong_in_a_helper_is_told(folder, verify, monkeypatch):
-    begun = Event()
-
     class Broken:
         def submit(self, *_):
-            begun.set()
             future = Future()
             future.set_exception(MinigenError("it was killed"))
             return future
 
-    def check(*arguments):
-        begun.wait()
-        return checked(*arguments)
-
-    checked = verification.Verification.check
-    monkeypatch.setattr(verification.Verification, "check", check)
     monkeypatch.setattr(verification, "WORTH_PROCESSES", 0)
     monkeypatch.setattr(Workers, "helpers", lambda _: 1)
     monkeypatch.setattr(Workers, "pool", lambda *_, **__: nullcontext(Broken()))
     assert verify(folder) == (1, "", "training 6 steps again\nError: it was killed\n")
+
+
+def endless(_segment, _fresh=None, on_step=None):
+    """Stand in for ``check``: in a helper it does not come to an end."""
+    on_step(None) if on_step else time.sleep(600)
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def refuse(*_):
+    raise MinigenError("the text is another one")
+
+
+def kill(*_):
+    for process in active_children():
+        process.kill()
+        process.join()
+
+
+@pytest.mark.parametrize(
+    ("read", "status", "told"),
+    [
+        (interrupt, 130, "interrupted"),
+        (refuse, 1, "is another one"),
+        (kill, 1, "was killed, for w"),
+    ],
+    ids=["interrupted", "refused", "killed"],
+)
+def test_whatever_happens_while_helpers_work_is_said_in_a_line_and_ends_them(
+    folder, verify, monkeypatch, caplog, read, status, told
+):
+    monkeypatch.setattr(verification, "WORTH_PROCESSES", 0)
+    monkeypatch.setattr("minigen.training.workers._cores", lambda: {0, 1})
+    monkeypatch.setattr(verification, "check", endless)
+    monkeypatch.setattr(verification.Verification, "read", read)
+    found, out, err = verify(folder)
+    assert (found, out) == (status, "")
+    assert told in err.splitlines()[-1]
+    assert not caplog.records
+    assert not active_children()
 
 
 def test_a_forged_checkpoint_in_the_middle_is_named_with_its_segment(folder, verify):
