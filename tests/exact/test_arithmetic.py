@@ -124,9 +124,10 @@ def test_bits_are_pinned_at_a_tenth_three_and_ten(function, bits):
         (log, "0x1.6a3bdfc39c1adp-1", "-0x1.6256e09b709c7p-2"),  # with 11, below 1
         (cos, "0x1.f203026754da9p+1", "-0x1.76ee229a7ea6ep-1"),  # with a factor fewer
         (cos, "0x1.01e8182d91100p+11", "-0x1.6e59337f979d3p-1"),  # with one more
+        (cos, "0x1.ff54e8a451fb7p+19", "0x1.d1ee22713f044p-3"),  # with less of π/2
     ],
 )
-def test_bits_are_pinned_where_the_length_of_a_series_decides_them(function, x, bits):
+def test_bits_are_pinned_where_the_length_of_a_series_or_constant_decides_them(function, x, bits):
     assert float(function(float.fromhex(x))).hex() == bits
 
 
