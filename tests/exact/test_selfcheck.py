@@ -11,6 +11,7 @@ import pytest
 
 from minigen import Config, Run
 from minigen.errors import MinigenError
+from minigen.exact import selfcheck
 from minigen.exact.arithmetic import exact_matmul
 from minigen.exact.selfcheck import check, fault_of_numbers
 from minigen.model.model import Model
@@ -132,6 +133,14 @@ def test_no_run_and_no_model_is_made_in_such_a_process():
 def test_numbers_that_are_rounded_twice_are_refused_and_named():
     assert "rounded twice (x87" in fault_of_numbers(RoundedTwice)
     assert fault_of_numbers(float) == ""
+
+
+@pytest.mark.parametrize("whose", ["Python's", "numpy's"])
+def test_it_is_told_whose_numbers_are_wrong(whose, monkeypatch):
+    wrong = {"Python's": float, "numpy's": np.ndarray}[whose]
+    fault = lambda number: "numbers" * isinstance(number(1.0), wrong)  # noqa: E731
+    monkeypatch.setattr(selfcheck, "fault_of_numbers", fault)
+    assert message(512, 257).endswith(f": {whose} numbers")
 
 
 @pytest.mark.parametrize("position", range(3))

@@ -187,3 +187,11 @@ def test_no_global_generator_is_read_or_disturbed():
     assert random.getstate() == python_before
     np.random.seed(2)
     assert Stream(0, "optimizer").words(10).tolist() == found
+
+
+@pytest.mark.parametrize("n", [-1, 1.5, "2", None])
+def test_a_number_of_words_that_is_none_is_refused(n):
+    stream = Stream(0, "x")
+    with pytest.raises(OptionError, match=r"^n must be a whole number of at least 0 \(got .+\)$"):
+        stream.words(n)
+    assert stream.position == 0
