@@ -1,5 +1,6 @@
 """The run: what it is given decides what it does, and what it says of itself is so."""
 
+import io
 import pickle
 from dataclasses import FrozenInstanceError
 from pathlib import Path
@@ -12,6 +13,8 @@ from minigen.model import memory
 from minigen.model.model import Model
 from minigen.training import checkpoint
 from minigen.training.run import Sample, is_due
+from minigen.training.workers import Workers
+from tests.conftest import TINY
 
 TEXT = "The fox saw the grapes. The grapes were high.\nThe fox said: they are sour.\n" * 4
 CONFIG = Config.load(
@@ -73,7 +76,7 @@ def test_a_batch_is_worked_through_in_as_many_parts_as_were_asked_for(monkeypatc
         prints.add(run.fingerprint)
     assert len(prints) == 1
     new_run(training__micro_batches=2, training__batch_size=1).train(1)
-    assert sizes[0] == 1
+    assert sizes == [1]
 
 
 def test_a_run_needs_six_times_the_memory_of_its_weights(monkeypatch):
@@ -190,6 +193,32 @@ def test_a_text_that_is_not_in_the_run_must_be_given_as_it_was(tmp_path, monkeyp
         "this run holds no text back for validation"
     )
     assert whole.evaluate() is None
+
+
+def test_a_list_holds_documents_and_the_config_says_so(tmp_path):
+    config = CONFIG.override({"tokenizer.vocab_size": 257, "corpus.validation_fraction": 0.0})
+    run = Run(config, text=["ab\ncd", "ef"])
+    assert run.config.corpus.documents == "file"
+    assert run.config.corpus.text == "external"
+    assert run.corpus.training.array.tolist() == [256, 97, 98, 10, 99, 100, 256, 101, 102, 256]
+    run.save(tmp_path / "x")
+    assert Run.load(tmp_path / "x", text=["ab\ncd", "ef"]).train() == run.train()
+
+
+def test_standard_input_is_read_by_one_process_alone(monkeypatch):
+    config = CONFIG.override({"corpus.text": ["-"]})
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
+    assert Run(config).train() == new_run().train()
+    two = Workers()
+    two.size = 2
+    said = refused(OptionError, lambda: Run(config, workers=two))
+    assert said.startswith("standard input reaches the first worker alone: name files that all ")
+
+
+def test_a_checkpoint_says_of_how_many_files_a_text_of_ones_own_was(tmp_path):
+    for run, files in ((Run(Config.load("fables", TINY)), None), (new_run(), 1)):
+        run.save(tmp_path / "x")
+        assert checkpoint.load(tmp_path / "x").corpus_files == files
 
 
 def test_of_several_workers_an_error_that_all_have_breaks_no_run(monkeypatch):
