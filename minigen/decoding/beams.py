@@ -1,6 +1,5 @@
 """Beam search keeps the B likeliest unfinished texts and looks for the best finished one."""
 
-from math import isfinite
 from typing import NamedTuple
 
 import numpy as np
@@ -9,11 +8,10 @@ from minigen.decoding.generation import (
     Continuation,
     Row,
     Task,
-    check_count,
     padded_contexts,
 )
-from minigen.decoding.policy import OPTIONS, DeadEndError
-from minigen.errors import OptionError
+from minigen.decoding.policy import OPTIONS, PENALTY, SIZE, DeadEndError
+from minigen.errors import OptionError, shown
 from minigen.exact.arithmetic import Floats, Integers, exp, log
 from minigen.model import head
 from minigen.text.tokenizer import END_OF_TEXT, Text
@@ -126,12 +124,11 @@ def beam_search(
     for name, value in task.policy.changed.items():
         if OPTIONS[name].samples:
             raise OptionError(
-                f"beams take no sampling options (got {name}={value}); "
+                f"beams take no sampling options (got {name}={shown(value)}); "
                 f"leave it out, or search with num_beams=1"
             )
-    check_count("num_beams", num_beams)
-    if not isfinite(length_penalty):
-        raise OptionError(f"length_penalty must be finite (got {length_penalty}); 0 is off")
+    SIZE.check("num_beams", num_beams)
+    length_penalty = PENALTY.check("length_penalty", length_penalty)
     continuations = []
     for score, token_ids, dead_end in search(task, prompt, num_beams, length_penalty):
         row = Row(task, 0, prompt)

@@ -7,11 +7,10 @@ import numpy as np
 
 from minigen.decoding.generation import (
     LanguageModel,
-    check_count,
     check_vocabulary,
     padded_contexts,
 )
-from minigen.decoding.policy import Policy
+from minigen.decoding.policy import SIZE, Policy
 from minigen.decoding.scoring import entropy
 from minigen.exact.arithmetic import exact_sum, log
 from minigen.model import head
@@ -63,7 +62,7 @@ def decide(
     """Show the ``top`` candidates to follow a prompt, after the rules and filters of a policy."""
     policy = policy or Policy()
     check_vocabulary(model, tokenizer)
-    check_count("top", top)
+    SIZE.check("top", top)
     history: Sequence[int] = tokenizer.encode(prompt).ids
     z = model.logits(padded_contexts([history], model.context_length))[0]  # (V,)
     p = policy.probabilities(z, history, prompt_length=len(history))  # (V,)

@@ -4,12 +4,11 @@ from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice, repeat
-from numbers import Integral
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from minigen.decoding.policy import DeadEndError, Policy
+from minigen.decoding.policy import SIZE, DeadEndError, Policy
 from minigen.errors import MinigenError, OptionError
 from minigen.exact.arithmetic import Floats, Integers
 from minigen.exact.streams import Stream, Words
@@ -127,7 +126,7 @@ class Task:
         self.model, self.tokenizer, self.policy = model, tokenizer, policy or Policy()
         self.max_new_tokens, self.log_probabilities = max_new_tokens, log_probabilities
         check_vocabulary(model, tokenizer)
-        check_count("max_new_tokens", max_new_tokens)
+        SIZE.check("max_new_tokens", max_new_tokens)
         self.policy.check_ids(model.vocab_size)
         self.stops, self.token_bytes = StopStrings(stop), cache(tokenizer.token_bytes)
 
@@ -262,12 +261,6 @@ def check_vocabulary(model: LanguageModel, tokenizer: ByteTokenizer) -> None:
             f"model and tokenizer must have one vocabulary (got {model.vocab_size} and "
             f"{tokenizer.vocab_size} tokens); use the tokenizer of the model's checkpoint"
         )
-
-
-def check_count(name: str, count: int) -> None:
-    """Refuse what is not a whole number of at least 1."""
-    if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
-        raise OptionError(f"{name} must be a whole number, at least 1 (got {count!r})")
 
 
 def check_prompts(

@@ -13,8 +13,8 @@ from minigen.arguments import checked
 from minigen.decoding import candidates, scoring
 from minigen.decoding.beams import beam_search
 from minigen.decoding.candidates import Decision
-from minigen.decoding.generation import Continuation, Piece, Task, check_count, complete, generate
-from minigen.decoding.policy import Policy, PolicyOptions
+from minigen.decoding.generation import Continuation, Piece, Task, complete, generate
+from minigen.decoding.policy import SIZE, Policy, PolicyOptions
 from minigen.decoding.scoring import Evaluation, Score
 from minigen.decoding.speculation import speculate
 from minigen.exact.streams import Stream
@@ -141,7 +141,7 @@ class Generator:
         smaller generator with the same tokenizer, which proposes ``num_draft_tokens`` at a time
         (speculation); ``log_probabilities`` adds the model's own for each token, in nats.
         """
-        check_count("num_samples", num_samples)
+        SIZE.check("num_samples", num_samples)
         whole = Policy.of(policy, options)
         task = Task(self.model, self.tokenizer, whole, max_new_tokens, stop, log_probabilities)
         # Read as they are needed: any number of prompts and samples takes no memory.

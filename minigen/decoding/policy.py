@@ -76,10 +76,12 @@ class Number(NamedTuple):
 
 _MOST = float_info.max
 _COUNT = Number(0, inf, "at least 0", "0 is off", off=0, is_whole=True)
-_PENALTY = Number(-_MOST, _MOST, "finite", "0 is off")
+PENALTY = Number(-_MOST, _MOST, "finite", "0 is off")
+SIZE = Number(1, inf, "at least 1", "leave it out for the usual one", is_whole=True)
 _CUTOFF = Number(0.0, 1.0, "between 0 and 1", off=0)
 _MASS = Number(0.0, 1.0, "between 0 and 1", off=1)  # with its slack, 1 would cut the tail
 _TOKEN = Number(0, inf, "at least 0", "ids are those of `minigen next`", is_whole=True)
+_WORD = Number(0, 2**64 - 1, "from 0 to below 2^64", "a Stream gives them", is_whole=True)
 _BIAS = Number(-_MOST, _MOST, "finite", "to forbid a token, suppress it")
 
 
@@ -159,7 +161,8 @@ class _Step(NamedTuple):
     option: Option
 
     def __str__(self) -> str:
-        return f"{self.name}={self.value:g}" if isinstance(self.value, int | float) else self.name
+        is_number = isinstance(self.value, int | float)
+        return f"{self.name}={shown(self.value)}" if is_number else self.name
 
 
 class PolicyOptions(TypedDict, total=False):
@@ -211,7 +214,7 @@ class Policy:
     )
     frequency_penalty: float = _rule(
         rules.penalize_frequency,
-        _PENALTY,
+        PENALTY,
         0.1,
         "Subtract this for each occurrence, in the prompt too.",
         default=0.0,
@@ -219,7 +222,7 @@ class Policy:
     )
     presence_penalty: float = _rule(
         rules.penalize_presence,
-        _PENALTY,
+        PENALTY,
         0.1,
         "Subtract this once from tokens that occurred, in the prompt too.",
         default=0.0,
@@ -415,8 +418,7 @@ class Policy:
 
         Raises DeadEndError where no token is left.
         """
-        if not 0 <= word < 1 << 64:
-            raise OptionError(f"a word must be a whole number from 0 to below 2^64 (got {word!r})")
+        word = _WORD.check("a word", word)
         z = self._adjusted(logits, history, prompt_length)
         if len(z) > 1:
             raise OptionError(f"logits must be those of one token, (V,) (got {z.shape})")
@@ -445,7 +447,7 @@ class Policy:
                 if token >= vocab_size:
                     raise MinigenError(
                         f"{name} takes ids below {vocab_size}, the size of this vocabulary "
-                        f"(got {token})"
+                        f"(got {shown(token)})"
                     )
 
 

@@ -16,12 +16,11 @@ from minigen.decoding.generation import (
     Piece,
     Row,
     Task,
-    check_count,
     check_prompts,
     check_vocabulary,
     padded_contexts,
 )
-from minigen.decoding.policy import DeadEndError, draw
+from minigen.decoding.policy import SIZE, DeadEndError, draw
 from minigen.errors import MinigenError
 from minigen.exact.arithmetic import Floats, exact_sum
 from minigen.exact.streams import Stream
@@ -115,7 +114,7 @@ def speculate(
     stops proposing. A draft with another tokenizer raises MinigenError.
     """
     check_vocabulary(draft, draft_tokenizer)
-    check_count("num_draft_tokens", num_draft_tokens)
+    SIZE.check("num_draft_tokens", num_draft_tokens)
     if draft_tokenizer.state() != task.tokenizer.state():
         raise MinigenError(
             f"a draft must have the tokenizer of its target (got {draft_tokenizer.vocab_size} "

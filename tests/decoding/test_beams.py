@@ -222,7 +222,7 @@ def test_penalties_see_the_history_of_each_beam():
         ({"policy": Policy(top_k=5)}, r"beams take no sampling options \(got top_k=5\)"),
         ({"policy": Policy(temperature=0)}, r"no sampling options \(got temperature=0.0\)"),
         ({"num_beams": 0}, r"num_beams must be a whole number, at least 1 \(got 0\)"),
-        ({"length_penalty": float("nan")}, r"length_penalty must be finite \(got nan\)"),
+        ({"length_penalty": float("nan")}, r"length_penalty must be a number, finite \(got nan\)"),
         ({"max_new_tokens": 0}, r"max_new_tokens must be a whole number, at least 1 \(got 0\)"),
     ],
 )

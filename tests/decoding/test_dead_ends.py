@@ -90,6 +90,12 @@ def test_rules_that_leave_nothing_only_together_are_named_together_and_no_other(
     )
 
 
+def test_a_number_too_long_to_show_is_named_in_one_line():
+    policy = Policy(min_new_tokens=10**5000, suppress_tokens=[0])
+    with pytest.raises(DeadEndError, match="and min_new_tokens=a number too long to show together"):
+        policy.choose(np.where((np.arange(257) % 256) == 0, 0.0, NEVER))
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -239,6 +239,18 @@ MISTAKES: dict[str, tuple[Callable[[Generator], object], str]] = {
         lambda model: model.generate("a", draft="runs/small"),  # type: ignore[call-overload]
         "draft must be",
     ),
+    "a count beyond words": (
+        lambda model: model.generate("a", num_samples=-(10**5000)),
+        "num_samples must be a whole number, at least 1 (got a number too long to show)",
+    ),
+    "a penalty beyond words": (
+        lambda model: model.beams("a", length_penalty=10**5000),
+        "length_penalty must be a number, finite (got a number too long to show)",
+    ),
+    "an option of samples beyond words": (
+        lambda model: model.beams("a", top_k=10**5000),
+        "(got top_k=a number too long to show)",
+    ),
     "a text and paths": (lambda model: model.evaluate("a", paths=["b"]), "not both"),
 }
 
