@@ -250,8 +250,8 @@ def _show(verification: "Verification", checked: "list[tuple[Segment, Outcome]]"
             click.echo(f"segment        step {segment.first} to {segment.last}: {verdict}")
         for line in outcome.found:
             click.echo(line)
-        if outcome.parting or (outcome.found and outcome.agreement):
-            click.echo(outcome.parting or outcome.agreement)
+        if outcome.log:
+            click.echo(outcome.log)
     if all(outcome.holds for _, outcome in checked):
         share = verification.share
         what = "" if share == 1.0 else f"{share:.0%} of the steps: "

@@ -140,7 +140,7 @@ def _first_step(a: Side, b: Side, common: list[int]) -> tuple[int | None, list[D
 def _of_log(a: dict[str, Any], b: dict[str, Any], step: int) -> list[Difference]:
     return [
         Difference(f"{key} of step {step}", a[key], b[key])
-        for key in ("optimizer_position", *(key for key in LOGGED if key != "optimizer_position"))
+        for key in sorted(LOGGED, key=lambda key: key != "optimizer_position")  # the cause first
         if key in a and key in b and a[key] != b[key]
     ]
 

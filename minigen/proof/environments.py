@@ -12,14 +12,13 @@ from typing import Any
 from threadpoolctl import threadpool_info
 
 from minigen.proof.floats import with_floats
-from minigen.proof.laboratory import Claim, Control, Laboratory
+from minigen.proof.laboratory import Claim, Control, Laboratory, elsewhere
 from minigen.training.config import Config
 from minigen.training.run import Run
 
 _THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS",
             "VECLIB_MAXIMUM_THREADS", "NUMBA_NUM_THREADS")  # fmt: skip
 _OURS = (*_THREADS, "OPENBLAS_CORETYPE", "OPENBLAS_VERBOSE", "NPY_DISABLE_CPU_FEATURES")
-_LIMIT = 600  # seconds, after which a sub-process counts as hung
 
 
 @dataclass(frozen=True)
@@ -96,17 +95,7 @@ def _start(environment: Environment, *arguments: Any) -> subprocess.CompletedPro
     if not environment.numba:
         code = f"import sys; sys.modules['numba'] = None; {code}"
     variables = {name: value for name, value in os.environ.items() if name not in _OURS}
-    package = str(Path(__file__).parents[2])
-    variables |= {"PYTHONPATH": os.pathsep.join([package, *sys.path[1:]])}
-    variables |= threads(1) | environment.variables
-    return subprocess.run(
-        [sys.executable, "-P", "-c", code, *map(str, arguments)],
-        env=variables,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=_LIMIT,
-        check=False,
-    )
+    return elsewhere(code, *arguments, variables=variables | threads(1) | environment.variables)
 
 
 def report() -> None:

@@ -3,38 +3,16 @@
 Its sums come in whatever order the library takes; it is the one thing that changes.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from minigen.exact.arithmetic import Floats, Integers
+from minigen.model.gradient import Statistics
+from minigen.model.head import LOSS_UNIT
 from minigen.model.model import Model
 from minigen.proof import plain
 from minigen.training.run import Run
-
-
-@dataclass(frozen=True)
-class FloatStatistics:
-    """Sums over a batch: the gradient, flat like the parameters, and the loss in nats."""
-
-    vector: Floats
-    loss: float
-    count: int
-    step_size: int
-
-    def __add__(self, other: "FloatStatistics") -> "FloatStatistics":
-        return FloatStatistics(
-            self.vector + other.vector,
-            self.loss + other.loss,
-            self.count + other.count,
-            self.step_size,
-        )
-
-    @property
-    def mean_loss(self) -> float:
-        """Mean negative log-likelihood in nats."""
-        return self.loss / self.count
 
 
 class FloatModel(Model):
@@ -50,13 +28,14 @@ class FloatModel(Model):
 
     def statistics(
         self, contexts: Integers, targets: Integers, step_size: int, out: Floats | None = None
-    ) -> Any:
-        """Gradient sums and loss of predictions: contexts (N, K), targets (N,)."""
+    ) -> Statistics:
+        """Gradient sums and loss, which are not rounded: contexts (N, K), targets (N,)."""
         loss, gradient = plain.loss_and_gradient(self.parameters, contexts, targets)
         flat = np.concatenate([gradient[name].ravel() for name in self.parameters])
-        return FloatStatistics(flat, loss, len(targets), step_size)
+        units: Any = loss / LOSS_UNIT
+        return Statistics(flat, units, len(targets), step_size)
 
-    def gradient(self, statistics: Any, out: Floats | None = None) -> Floats:
+    def gradient(self, statistics: Statistics, out: Floats | None = None) -> Floats:
         """Gradient of the step's mean loss, flat like ``flat``."""
         gradient: Floats = statistics.vector / statistics.step_size
         return gradient

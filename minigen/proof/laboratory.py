@@ -1,5 +1,8 @@
 """The laboratory: a config cut down to a few steps, its text read once, and runs to compare."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -16,6 +19,7 @@ from minigen.training.run import Run, StepRecord
 FEWEST_STEPS, MOST_STEPS = 4, 40  # that an experiment trains
 TOKENS = 8  # of each text that an experiment asks for
 _EVALUATED = 512  # predictions
+_LIMIT = 600  # seconds, after which another process counts as hung
 
 
 @dataclass(frozen=True)
@@ -174,6 +178,22 @@ def kept_text(config: Config, folder: Path) -> Any:
             source = copy
         kept.append(str(source))
     return kept
+
+
+def elsewhere(
+    code: str, *arguments: Any, variables: Mapping[str, str], launcher: Sequence[str] = ()
+) -> subprocess.CompletedProcess[bytes]:
+    """Run code that imports this package in another process, or in those of a launcher."""
+    package = str(Path(__file__).parents[2])
+    path = os.pathsep.join([package, *sys.path[1:]])
+    return subprocess.run(
+        [*launcher, sys.executable, "-P", "-c", code, *map(str, arguments)],
+        env={**variables, "PYTHONPATH": path},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=_LIMIT,
+        check=False,
+    )
 
 
 def state(run: Run) -> bytes:

@@ -34,15 +34,14 @@ LOGGED = ("loss_bits", "learning_rate", "optimizer_position", "fingerprint")
 class Segment:
     """A part of a run: trained from the file ``start``, or from the config, it must give ``end``.
 
-    With both, ``is_fresh`` says that it starts from the config, and that ``start`` must be what the
-    config gives. ``logged`` are the lines of metrics.jsonl about it, by their steps.
+    The first one starts from the config, which must give its ``start``, too, if there is one.
+    ``logged`` are the lines of metrics.jsonl about it, by their steps.
     """
 
     first: int
     last: int
     start: Path | None
     end: Path
-    is_fresh: bool
     config: Config
     logged: dict[int, dict[str, Any]] = field(default_factory=dict)
 
@@ -54,26 +53,24 @@ class Segment:
     @property
     def origin(self) -> str:
         """What it starts from, for a sentence."""
-        return "its config gives" if self.is_fresh else f"follows from {self._start_name}"
-
-    @property
-    def _start_name(self) -> str:
-        return self.start.name if self.start else ""
+        return (
+            f"follows from {self.start.name}" if self.start and self.first else "its config gives"
+        )
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What a segment gave: each thing that differs; ``path`` is the file in which it does.
 
-    ``fingerprint`` is that of the weights now; ``parting`` says where metrics.jsonl and the steps
-    part, ``agreement`` how far they agree; ``is_asked``: the stream ``inference`` stands elsewhere.
+    ``fingerprint`` is that of the weights now; ``log`` says where metrics.jsonl and the steps part,
+    or where something differs that they agree; ``is_asked``: the stream ``inference`` stands
+    elsewhere.
     """
 
     path: Path
     found: tuple[str, ...] = ()
     fingerprint: str = ""
-    parting: str = ""
-    agreement: str = ""
+    log: str = ""
     is_asked: bool = False
 
     @property
@@ -169,9 +166,9 @@ def _cut(files: dict[int, Path], config: Config) -> list[Segment]:
     logged = _read_metrics(next(iter(files.values())).parent)
     segments = []
     for first, last in pairwise(steps):
-        start = files[first] if first in files and last > first else None
+        start = files.get(first) if last > first else None
         lines = {step: line for step, line in logged.items() if first < step <= last}
-        segments.append(Segment(first, last, start, files[last], first == 0, config, lines))
+        segments.append(Segment(first, last, start, files[last], config, lines))
     return segments
 
 
@@ -214,7 +211,7 @@ def check(
     """
     path = segment.start or segment.end
     try:
-        if segment.is_fresh:
+        if segment.first == 0:
             run = fresh or Run(segment.config)
             if segment.start:
                 found = _differences(segment, path, load(path, 0), run)
@@ -228,28 +225,20 @@ def check(
                 run.corpus = fresh.corpus
         path = segment.end
         saved = load(path, segment.last)
-        parting = ""
+        log = ""
         for record in run.steps(segment.steps):
-            parting = parting or _parting(record, segment.logged.get(record.step, {}))
+            log = log or _parting(record, segment.logged.get(record.step, {}))
             if on_step:
                 on_step(record)
         found = _differences(segment, path, saved, run)
     except MinigenError as error:
         return Outcome(path, (str(error),))
-    steps = len(segment.logged)
-    agreement = (
-        f"{METRICS} agrees at all {steps} steps: the file was changed after training"
-        if steps
-        else f"no {METRICS} is beside the file, which could tell the step"
-    )
-    return Outcome(
-        path,
-        tuple(found),
-        fingerprint=run.fingerprint,
-        parting=parting,
-        agreement=agreement,
-        is_asked=saved.streams["inference"] != run.streams["inference"].position,
-    )
+    if found and not log:
+        log = f"no {METRICS} is beside the file, which could tell the step"
+        if steps := len(segment.logged):
+            log = f"{METRICS} agrees at all {steps} steps: the file was changed after training"
+    is_asked = saved.streams["inference"] != run.streams["inference"].position
+    return Outcome(path, tuple(found), run.fingerprint, log, is_asked)
 
 
 def _differences(segment: Segment, path: Path, saved: checkpoint.Checkpoint, run: Run) -> list[str]:

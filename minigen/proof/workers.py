@@ -4,7 +4,6 @@ import importlib.util
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -15,7 +14,7 @@ from typing import Any
 
 from minigen.errors import MinigenError
 from minigen.proof.floats import with_floats
-from minigen.proof.laboratory import Claim, Control, Laboratory
+from minigen.proof.laboratory import Claim, Control, Laboratory, elsewhere
 from minigen.training.config import Config
 from minigen.training.run import Run
 from minigen.training.workers import MPIWorkers
@@ -23,7 +22,6 @@ from minigen.training.workers import MPIWorkers
 COUNTS = (2, 3, 4)  # beside this one process
 MOST_STEPS = 8  # since processes that share cores wait for each other
 _LAUNCHERS = ("PMI", "OMPI_", "MV2_", "SLURM_")  # whose variables would confuse the next mpiexec
-_LIMIT = 600  # seconds, after which the processes count as hung
 
 
 @dataclass(frozen=True)
@@ -57,18 +55,10 @@ def mpiexec() -> str:
 def train_with(count: int, start: Path, config_path: Path) -> Outcome:
     """Train from a checkpoint to the end in so many processes, exactly and in plain floats."""
     variables = {k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHERS)}
-    package = str(Path(__file__).parents[2])
-    variables["PYTHONPATH"] = os.pathsep.join([package, *sys.path[1:]])
     code = "from minigen.proof.workers import report; report()"
-    command = [sys.executable, "-P", "-c", code, str(start), str(config_path)]
     try:
-        done = subprocess.run(
-            [mpiexec(), "-n", str(count), *command],
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_LIMIT,
-            check=False,
+        done = elsewhere(
+            code, start, config_path, variables=variables, launcher=[mpiexec(), "-n", str(count)]
         )
     except (MinigenError, OSError) as error:
         return Outcome(unavailable=str(error))

@@ -55,9 +55,14 @@ def _compiled(chart: Any, height: int, top: int = 2) -> Spec:
     return spec
 
 
-def _steps(steps: int, **options: Any) -> Any:
+def _steps(steps: int, field: str = "step:Q") -> Any:
     scale = alt.Scale(domain=[0, steps], nice=False)
-    return alt.X("step:Q", title="step", scale=scale, axis=alt.Axis(tickCount=6, **options))
+    return alt.X(field, title="step", scale=scale, axis=alt.Axis(tickCount=6, grid=False))
+
+
+def _shown() -> Any:
+    scale = alt.Scale(zero=False)
+    return alt.Y("shown:Q", title=None, scale=scale, axis=alt.Axis(tickCount=6))
 
 
 def _losses(rows: Rows, field: str, factor: str) -> Any:
@@ -72,8 +77,7 @@ def _lines(lines: Mapping[str, float], factor: str, color: str, align: str, x: s
         return []
     known = _over([{"name": name, "loss": nats} for name, nats in lines.items()])
     known = known.transform_calculate(shown=f"datum.loss * {factor}")
-    y = alt.Y("shown:Q", title=None, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=6))
-    rules = known.mark_rule(color=color, strokeDash=[4, 4], aria=False).encode(y=y)
+    rules = known.mark_rule(color=color, strokeDash=[4, 4], aria=False).encode(y=_shown())
     lowest = f"datum.name === '{min(lines, key=lines.__getitem__)}'"  # its name goes below it
     names = [
         known.transform_filter(which)
@@ -86,7 +90,7 @@ def _lines(lines: Mapping[str, float], factor: str, color: str, align: str, x: s
             fontSize=12,
             x=alt.ExprRef(x),
         )
-        .encode(y=y, text="name:N")
+        .encode(y=_shown(), text="name:N")
         for which, side, dy in ((f"!({lowest})", "bottom", -3), (lowest, "top", 4))
     ]
     return [rules, *names]
@@ -100,7 +104,7 @@ def loss(
     Lines are name → nats a token of either text. Signals ``training_unit`` and
     ``validation_unit`` multiply what is in nats per token.
     """
-    y = alt.Y("shown:Q", title=None, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=6))
+    x, y = _steps(steps), _shown()
     training = _losses(rows, "loss", "training_unit")
     every = max(1, len(rows) // 120)
     batches = training.mark_line(color="var(--training)", opacity=0.3, strokeWidth=1, aria=False)
@@ -118,9 +122,9 @@ def loss(
     ]
     tooltip = [alt.Tooltip("step:Q"), alt.Tooltip("shown:Q", title="loss", format=".4f")]
     chart = alt.layer(
-        batches.encode(x=_steps(steps, grid=False), y=y),
-        smooth.encode(x=_steps(steps, grid=False), y=alt.Y("mean:Q", title=None)),
-        curve.encode(x=_steps(steps, grid=False), y=y, tooltip=tooltip),
+        batches.encode(x=x, y=y),
+        smooth.encode(x=x, y=alt.Y("mean:Q", title=None)),
+        curve.encode(x=x, y=y, tooltip=tooltip),
         *compared,
     )
     units = [alt.param(name=f"{part}_unit", value=1) for part in ("training", "validation")]
@@ -134,7 +138,7 @@ def training(rows: Rows, steps: int, highest: float) -> Spec:
     """
     losses = [row["loss"] for row in rows] or [0.0, highest]
     scale = alt.Scale(domain=[min(losses), max(losses)])
-    x, y = _steps(steps, grid=False), alt.Y("loss:Q", title=None, scale=scale)
+    x, y = _steps(steps), alt.Y("loss:Q", title=None, scale=scale)
     recorded = _over([{"step": row["step"], "loss": row["loss"]} for row in rows])
     recorded = recorded.mark_line(color="var(--training)", opacity=0.5, strokeWidth=3, aria=False)
     trained = alt.Chart(alt.NamedData("trained")).mark_line(
@@ -157,12 +161,7 @@ def streams(rows: Rows, steps: int, lanes: Sequence[str]) -> Spec:
         _over(rows)
         .mark_bar(height=14, strokeWidth=2, aria=False)  # the stroke shows single steps too
         .encode(
-            x=alt.X(
-                "start:Q",
-                title="step",
-                scale=alt.Scale(domain=[0, steps], nice=False),
-                axis=alt.Axis(tickCount=6, grid=False),
-            ),
+            x=_steps(steps, "start:Q"),
             x2="step:Q",
             y=alt.Y(
                 "lane:N",
