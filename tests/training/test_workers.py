@@ -255,7 +255,7 @@ def expected():
 
 
 @needs_mpi
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("count", [1, 3, 4])
 def test_any_number_of_workers_gives_the_same_losses_texts_and_weights(count, expected):
     results = job(count, "runs", TEXT, *map(json.dumps, CHANGES))
     assert len(results) in (len(CHANGES), 2 * len(CHANGES))  # numpy, and numba where it is
