@@ -5,7 +5,6 @@ initial weights; then the first step on which the logs part. Inside that step, t
 checkpoint that both share, are its batch, loss, gradient, weights and moments.
 """
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,12 +70,13 @@ class Side:
         self.latest = checkpoint.load(self.path)
         self.config = Config.from_dict(self.latest.config, source=str(self.path))
         doubt(self.path, self.latest)
-        named = re.fullmatch(r"step-([0-9]+)\.safetensors", self.path.name)
-        is_in_run = bool(named) and (self.path.parent / CONFIG).is_file()
-        beside = checkpoint.by_step(self.path.parent) if is_in_run else {}
+        folder = self.path.parent
+        beside = checkpoint.by_step(folder) if (folder / CONFIG).is_file() else {}
+        if self.path not in beside.values():  # its name is not one of the run's
+            beside = {}
         self.files = {step: file for step, file in beside.items() if step < self.latest.step}
         self.files[self.latest.step] = self.path
-        lines = read_lines(self.path.parent / METRICS) if is_in_run else []
+        lines = read_lines(folder / METRICS) if beside else []
         self.log = {line["step"]: line for line in lines if line["step"] <= self.latest.step}
 
     def at(self, step: int) -> Checkpoint:

@@ -81,9 +81,8 @@ def _checkpoints(facts: Facts) -> list[dict[str, Any]]:
         for prefix in ("", *(f"{moment}." for moment in moments))
         for name in checkpoint.PARAMETERS
     ]
-    for path in (
-        sorted(facts.folder.glob("step-*.safetensors"), reverse=True) if facts.folder else ()
-    ):
+    files = checkpoint.by_step(facts.folder) if facts.folder else {}
+    for _, path in sorted(files.items(), reverse=True):
         room -= path.stat().st_size
         if room < 0:
             break
