@@ -6,7 +6,9 @@ import json
 import pickle
 import re
 import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,23 +95,33 @@ def test_parts_are_read_copied_and_pickled_as_what_they_are_a_part_of(tmp_path: 
             assert len(pickle.dumps(part)) < 3000 or cache is None  # of 42,000 bytes
 
 
+class Slow:
+    """A file that takes a while from seeking to reading, in which another thread may come."""
+
+    def __init__(self, file: Any) -> None:
+        self.read = file.read
+        self._seek = file.seek
+
+    def seek(self, place: int) -> None:
+        self._seek(place)
+        time.sleep(0.001)
+
+
 def test_threads_read_one_file_at_the_same_time(tmp_path: Path) -> None:
-    tokens = np.arange(60_000, dtype="<u2")
-    kept = token_cache.keep(tmp_path, blocks=[tokens])
-    wrong = []
+    kept = token_cache.keep(tmp_path, blocks=[np.arange(1000, dtype="<u2")])
+    kept._file = Slow(kept._file)
+    found: list[list[int]] = []
 
-    def read(offset: int) -> None:
-        for start in range(offset, 50_000, 501):
-            starts = np.array([start, start + 7])
-            if not (kept.windows(starts, 3)[:, 0] == starts).all():
-                wrong.append(start)
+    def read(start: int) -> None:
+        starts = np.arange(start, start + 10)
+        found.append(kept.windows(starts, 2)[:, 0].tolist())
 
-    threads = [threading.Thread(target=read, args=(offset,)) for offset in range(4)]
+    threads = [threading.Thread(target=read, args=(start,)) for start in (0, 100, 200)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert wrong == []
+    assert sorted(found) == [list(range(start, start + 10)) for start in (0, 100, 200)]
 
 
 @pytest.mark.parametrize(
