@@ -42,16 +42,9 @@ def next_(model: str, prompt: bytes | None, top: int, as_json: bool, **options: 
 
     decision = minigen.load(model).next(read_text(prompt), top=top, policy=policy)
     if as_json:
-        print_json(
-            {
-                "candidates": [
-                    {**asdict(c), "text": c.text, "bytes": c.bytes.hex()}
-                    for c in decision.candidates
-                ],
-                "greedy_token_id": decision.greedy_token_id,
-                "entropy": decision.entropy,
-            }
-        )
+        told = {"greedy_token_id": decision.greedy_token_id, "entropy": decision.entropy}
+        shown = [{**asdict(c), "text": c.text, "bytes": c.bytes.hex()} for c in decision.candidates]
+        print_json({"candidates": shown, **told})
         return
     click.echo("    id  bytes                   logit  probability    −ln p")
     for c in decision.candidates:

@@ -84,20 +84,19 @@ def _refuse_what_does_nothing(context: click.Context, policy: "Policy") -> None:
         for name in options
         if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
     }
-    if options["num_beams"] > 1:
-        draws = ["greedy", *(name for name in OPTIONS if OPTIONS[name].samples), "seed", "draft"]
-        draws += ["num_samples"] * (options["num_samples"] > 1)
-        for name in draws:
-            if name in given:
-                raise click.UsageError(
-                    f"beams take no sampling options (got --{name.replace('_', '-')}): "
-                    "leave it out, or use one beam"
-                )
-    elif "length_penalty" in given:
+    beams, samples = options["num_beams"] > 1, options["num_samples"] > 1
+    draws = ["greedy", *(name for name in OPTIONS if OPTIONS[name].samples), "seed", "draft"]
+    draws += ["num_samples"] * samples
+    if beams and (named := [name for name in draws if name in given]):
+        raise click.UsageError(
+            f"beams take no sampling options (got --{named[0].replace('_', '-')}): "
+            "leave it out, or use one beam"
+        )
+    if "length_penalty" in given and not beams:
         raise click.UsageError("--length-penalty ranks beams, and there is one: give --num-beams")
     if "num_draft_tokens" in given and options["draft"] is None:
         raise click.UsageError("--num-draft-tokens is for a draft, and there is none: give --draft")
-    if policy.greedy and options["num_samples"] > 1:
+    if policy.greedy and samples:
         raise click.UsageError(
             "a greedy text has no second sample "
             f"(got --num-samples {options['num_samples']}): leave it out, or draw"
