@@ -28,6 +28,13 @@ class Sized:
         return 0
 
 
+class Indexed:
+    """Has items and no length."""
+
+    def __getitem__(self, index: int) -> int:
+        return [1, 2][index]
+
+
 RULES: list[tuple[Any, str, list[Any], list[Any]]] = [  # annotation, its words, what fits, what not
     (Any, "", [None, *NUMBERS, *BOOLS, *TEXTS, *OTHERS], []),
     (object, "", [None, *NUMBERS, *BOOLS, *TEXTS, *OTHERS], []),
@@ -42,7 +49,7 @@ RULES: list[tuple[Any, str, list[Any], list[Any]]] = [  # annotation, its words,
     (str | bytes | None, "a str, bytes or None", ["a", b"a", None], [5, ["a"]]),
     (Sequence[int], "a list of whole numbers", [[], [1], (1, 2), range(3), np.array([1])],
      [1, "1", b"1", {1: 2}, {1}, iter([1]), [0.5], [1, "1"], [[1]], np.array([[1]]), np.array(1),
-      bytearray(b"1"), Sized(), None]),
+      bytearray(b"1"), Sized(), Indexed(), None]),
     (Sequence[float], "a list of numbers", [[0.5, 1]], [["a"], [True]]),
     (Sequence[str | bytes], "a list of str or bytes", [["a", b"a"], np.array(["a"])], ["a", [1]]),
     (Sequence[str | Path], "a list of str or Path", [["a", Path("a")]], [[b"a"]]),

@@ -384,6 +384,7 @@ def plain_cut(data, fraction):
     st.floats(0, 1, exclude_max=True),
 )
 @example([b"\x80"] * 10, 0.5)
+@example([b"a", b"a", b"\xc0", b"\x80"], 0.5)
 @example([b"a", b"\x80", b"\x80", b"\x80", b"\x80"], 0.2)
 @example([b"a", b"\x80", b"\x80", b"\x80"], 0.1)
 def test_one_document_is_cut_as_its_definition_says(pieces, fraction):
