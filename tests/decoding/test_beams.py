@@ -192,6 +192,16 @@ def test_each_step_looks_at_twice_as_many_texts_as_there_are_beams_and_at_no_mor
         assert [text.text[:1] for text in found] == texts
 
 
+def test_a_text_that_ends_is_finished_only_where_it_is_one_of_the_best():
+    table = np.full((257, 257), -9.0)
+    table[ord("x"), [ord("a"), END_OF_TEXT]] = 1.0, 0.9
+    table[ord("a")] = 0.0  # what follows is a poor end
+    for count, ends in ((1, False), (2, True)):
+        task = Task(Bigrams(table), TOKENIZER, max_new_tokens=2)
+        found = beam_search(task, "x", num_beams=count)
+        assert ([END_OF_TEXT] in [text.token_ids for text in found]) == ends
+
+
 @pytest.mark.parametrize(("least", "text", "length"), [(2, "a", 2), (3, "aba", 4)])
 def test_a_stop_string_ends_a_beam_from_the_minimum_of_new_tokens_on(least, text, length):
     table = np.full((257, 257), -9.0)
