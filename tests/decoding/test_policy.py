@@ -369,7 +369,7 @@ def test_the_examples_of_the_options_are_those_of_the_config_file():
     shown = dict(line.removeprefix("# ").split(" = ", 1) for line in lines if " = " in line)
     for name, option in OPTIONS.items():
         if option.example is not None:
-            example = '{ "65" = 1.5 }' if name == "logit_bias" else str(option.example)
+            example = str(option.example).replace("{'65': ", '{ "65" = ').replace("}", " }")
             assert shown[name] == example
 
 
