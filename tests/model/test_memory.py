@@ -40,6 +40,7 @@ def test_the_least_that_any_source_names_is_what_there_is(scarce):
     with pytest.raises(MinigenError) as caught:
         memory.require(5121, "it", "take less")
     assert found == 5120
+    assert type(caught.value) is MinigenError  # no caller's mistake
     assert str(caught.value) == "it needs 0.0 MiB of memory, and there is 0.0 MiB: take less"
 
 
