@@ -1,4 +1,7 @@
-"""Run the benchmarks, print their tables and write ``benchmarks/results.md``."""
+"""Run the benchmarks and print their tables; of all, write ``benchmarks/results.md``.
+
+Of another text than the embedded one it is ``benchmarks/results-NAME.md``.
+"""
 
 import argparse
 from importlib import import_module
@@ -21,7 +24,8 @@ def main() -> None:
     page = f"# Measured\n\n{description}\n\n" + "\n".join(map(str, tables))
     print(page)
     if options.sections == SECTIONS:
-        (Path(__file__).parent / "results.md").write_text(page, encoding="utf-8")
+        name = "" if options.text == FABLES else f"-{options.text.stem}"
+        (Path(__file__).parent / f"results{name}.md").write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":
