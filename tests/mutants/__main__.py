@@ -60,7 +60,11 @@ TESTS = {  # beside those of the room that a file is in, and of the source itsel
     "minigen/decoding/scoring.py": ["tests/decoding", "tests/cli/test_options.py"],
     "minigen/training": ["tests/training", "tests/test_golden.py"],
     **{  # each file's own, since those of the room take minutes
-        f"minigen/training/{file}.py": [f"tests/training/test_{test}.py" for test in tests.split()]
+        f"minigen/training/{file}.py": [
+            *(f"tests/training/test_{test}.py" for test in tests.split()),
+            "tests/cli/test_training.py",
+            "tests/test_front.py",
+        ]
         for file, tests in {
             "checkpoint": "checkpoint hostile resume logs",
             "config": "config going_on",
@@ -72,6 +76,7 @@ TESTS = {  # beside those of the room that a file is in, and of the source itsel
             "workers": "workers sweep",
         }.items()
     },
+    "minigen/training/loading.py": ["tests/test_front.py", "tests/cli"],
     "minigen/proof": ["tests/proof"],
     "minigen/report": [
         "tests/report/test_vectors.py",

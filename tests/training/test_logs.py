@@ -14,7 +14,7 @@ from minigen import Config, MinigenError, Run, write_report
 from minigen.training import checkpoint
 from minigen.training import logs as module
 from minigen.training.folder import RunFolder
-from minigen.training.logs import METRICS, SAMPLES, TIMING, Log, cut, parse, read_lines
+from minigen.training.logs import METRICS, SAMPLES, TIMING, Log, cut, end_of, parse, read_lines
 from tests.conftest import TINY, Result
 
 pytestmark = pytest.mark.filterwarnings("default:.*has lost, doubled or changed a line")
@@ -118,6 +118,15 @@ def test_where_no_checkpoint_agrees_it_is_refused_and_nothing_changed(
     assert (found.status, found.err.count("\n")) == (1, 1)
     assert "no other checkpoint agrees with the logs: put the log back as it was" in found.err
     assert contents(folder) == before
+
+
+def test_a_log_for_which_nobody_vouches_ends_before_what_cannot_be_read(tmp_path: Path) -> None:
+    log, line = tmp_path / METRICS, b'{"step": 1}\n'
+    log.write_bytes(line + b"rubbish\n" + line)
+    with pytest.warns(
+        UserWarning, match="its lines from byte 12 on cannot be read"
+    ):
+        assert end_of(log, 5) == len(line)
 
 
 @pytest.mark.filterwarnings("default")
