@@ -505,6 +505,9 @@ def test_contexts_end_where_their_document_starts(tmp_path, monkeypatch, in_file
         assert contexts.shape == (len(part), length)
         assert targets.tolist() == [tokens[i + 1] for i in indices]
         assert contexts.tolist() == [plain_context(tokens, i, length) for i in indices.tolist()]
+        alone = [part.contexts_and_targets(indices[i : i + 1], length) for i in range(len(part))]
+        assert [c.tolist()[0] for c, _ in alone] == contexts.tolist()
+        assert [t.tolist()[0] for _, t in alone] == targets.tolist()
 
 
 def test_no_indices_give_no_contexts(tmp_path):
