@@ -123,9 +123,7 @@ def test_where_no_checkpoint_agrees_it_is_refused_and_nothing_changed(
 def test_a_log_for_which_nobody_vouches_ends_before_what_cannot_be_read(tmp_path: Path) -> None:
     log, line = tmp_path / METRICS, b'{"step": 1}\n'
     log.write_bytes(line + b"rubbish\n" + line)
-    with pytest.warns(
-        UserWarning, match="its lines from byte 12 on cannot be read"
-    ):
+    with pytest.warns(UserWarning, match="its lines from byte 12 on cannot be read"):
         assert end_of(log, 5) == len(line)
 
 
