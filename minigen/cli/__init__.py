@@ -44,10 +44,6 @@ class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; return its status, or what click would read more into than it says."""
         try:
-            if isinstance(sys.stdout, Outlet):
-                # It is there for what it prints, without end perhaps, and ends with its reader. The
-                # others have work to do, or a verdict to give, whoever listens; or are soon done.
-                sys.stdout.raises = ctx.invoked_subcommand == "generate"
             return super().invoke(ctx)
         # To click, a file that ends too soon is an interruption, and any broken pipe is stdout.
         except (EOFError, OSError, KeyboardInterrupt) as error:
@@ -74,6 +70,10 @@ def cli(ctx: click.Context) -> None:
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
+    if isinstance(sys.stdout, Outlet):
+        # It is there for what it prints, without end perhaps, and ends with its reader. The others
+        # have work to do, or a verdict to give, whoever listens; or are soon done.
+        sys.stdout.raises = ctx.invoked_subcommand == "generate"
 
 
 class _Interruption:

@@ -117,7 +117,8 @@ def test_an_answer_that_is_written_at_its_end_alone_ends_with_its_reader_too(
 
 def test_an_answer_without_end_ends_with_its_reader(tiny_run: Path) -> None:
     stream = reader_gone()
-    done = run("generate", tiny_run, "a", "--max-new-tokens", 10**9, stdout=stream)
+    endless = ["--max-new-tokens", 10**9, "--suppress-token", 256]
+    done = run("generate", tiny_run, "a", *endless, stdout=stream)
     os.close(stream)
     assert (done.returncode, done.stderr) == (0, b"")
 
