@@ -89,13 +89,14 @@ class Workers:
         if joins:
             use_threads(threads)
             self._holds_back = True
+        others = active_children()  # of whoever called: they are not ours to end
         with ProcessPoolExecutor(
             processes, get_context("spawn"), _start_helper, (threads,)
         ) as executor:
             try:
                 yield executor
             finally:
-                for process in active_children():
+                for process in set(active_children()).difference(others):
                     process.terminate()
                 self.spread()
 

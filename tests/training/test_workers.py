@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
-from multiprocessing import active_children
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +113,19 @@ def test_a_pool_has_no_more_processes_than_there_are_cores_or_tasks(
     assert workers.helpers() == cores - 1
     with workers.pool(tasks, joins=joins) as executor:
         assert executor._max_workers == processes
+
+
+def test_a_pool_ends_its_own_processes_alone():
+    other = get_context("spawn").Process(target=time.sleep, args=(60,))
+    other.start()
+    try:
+        with Workers().pool(1) as executor:
+            assert executor.submit(abs, -1).result() == 1
+        other.join(0.2)
+        assert active_children() == [other]
+    finally:
+        other.kill()
+        other.join()
 
 
 def test_a_pool_that_is_interrupted_ends_its_processes_and_does_not_wait_for_them():
