@@ -23,8 +23,8 @@ from minigen.text.corpus import Tokens
 from minigen.text.tokenizer import ByteTokenizer, Text, Texts
 
 
-class StreamSettings(PolicyOptions, total=False):
-    """Keywords of ``Generator.stream``; ``pieces`` says what they are and their defaults."""
+class _Settings(PolicyOptions, total=False):
+    """Every keyword of ``Generator.generate`` but one, for its overloads."""
 
     seed: int | None
     stop: Text | Texts
@@ -32,11 +32,6 @@ class StreamSettings(PolicyOptions, total=False):
     policy: Policy | None
     draft: "Generator | None"
     num_draft_tokens: int
-
-
-class GenerateSettings(StreamSettings, total=False):
-    """Keywords of ``Generator.generate`` beside ``num_samples``, likewise."""
-
     log_probabilities: bool
 
 
@@ -77,48 +72,85 @@ class Generator:
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str
-        self, prompt: Text = "", *, num_samples: None = None, **settings: Unpack[GenerateSettings]
+        self, prompt: Text = "", *, num_samples: None = None, **settings: Unpack[_Settings]
     ) -> Continuation: ...
 
     @overload
     def generate(
-        self, prompt: Text, *, num_samples: int, **settings: Unpack[GenerateSettings]
+        self, prompt: Text, *, num_samples: int, **settings: Unpack[_Settings]
     ) -> list[Continuation]: ...
 
     @overload
     def generate(
-        self, prompt: Texts, *, num_samples: int | None = None, **settings: Unpack[GenerateSettings]
+        self, prompt: Texts, *, num_samples: int | None = None, **settings: Unpack[_Settings]
     ) -> list[Continuation]: ...
 
+    # Each call lists its options itself: help() and completion read them off its signature.
     @checked
     def generate(
         self,
         prompt: Text | Texts = "",
         *,
         num_samples: int | None = None,
-        **settings: Unpack[GenerateSettings],
+        seed: int | None = None,
+        stop: Text | Texts = (),
+        max_new_tokens: int = 200,
+        policy: Policy | None = None,
+        draft: "Generator | None" = None,
+        num_draft_tokens: int = 4,
+        log_probabilities: bool = False,
+        **options: Unpack[PolicyOptions],
     ) -> Continuation | list[Continuation]:
         """Continue a prompt, or each of a list.
 
         Returns the continuation of one prompt; of several prompts, or where ``num_samples`` is
-        given, a list: prompt by prompt, sample by sample. The settings are ``seed``, ``stop``,
-        ``max_new_tokens``, ``policy`` or its options, ``draft``, ``num_draft_tokens`` and
-        ``log_probabilities``, as in ``pieces``.
+        given, a list: prompt by prompt, sample by sample. ``draft`` is a smaller generator with
+        the same tokenizer, which proposes ``num_draft_tokens`` at a time (speculation);
+        ``log_probabilities`` adds the model's own for each token, in nats.
         """
-        prompts, count = [prompt] if isinstance(prompt, Text) else prompt, num_samples
-        texts = complete(
-            self.pieces(prompts, num_samples=1 if count is None else count, **settings)
+        pieces = self.pieces(
+            [prompt] if isinstance(prompt, Text) else prompt,
+            num_samples=1 if num_samples is None else num_samples,
+            seed=seed,
+            stop=stop,
+            max_new_tokens=max_new_tokens,
+            policy=policy,
+            draft=draft,
+            num_draft_tokens=num_draft_tokens,
+            log_probabilities=log_probabilities,
+            **options,
         )
-        return texts[0] if isinstance(prompt, Text) and count is None else texts
+        texts = complete(pieces)
+        return texts[0] if isinstance(prompt, Text) and num_samples is None else texts
 
     @checked
-    def stream(self, prompt: Text = "", **settings: Unpack[StreamSettings]) -> Iterator[str]:
+    def stream(
+        self,
+        prompt: Text = "",
+        *,
+        seed: int | None = None,
+        stop: Text | Texts = (),
+        max_new_tokens: int = 200,
+        policy: Policy | None = None,
+        draft: "Generator | None" = None,
+        num_draft_tokens: int = 4,
+        **options: Unpack[PolicyOptions],
+    ) -> Iterator[str]:
         """Continue a prompt as ``generate`` does; yield its text in parts, each once it is certain.
 
-        Held back is what may become a stop string, or is not a whole character yet. The settings
-        are those of ``generate`` without ``log_probabilities``.
+        Held back is what may become a stop string, or is not a whole character yet.
         """
-        return (piece.text for piece in self.pieces([prompt], **settings) if piece.text)
+        pieces = self.pieces(
+            [prompt],
+            seed=seed,
+            stop=stop,
+            max_new_tokens=max_new_tokens,
+            policy=policy,
+            draft=draft,
+            num_draft_tokens=num_draft_tokens,
+            **options,
+        )
+        return (piece.text for piece in pieces if piece.text)
 
     @checked
     def pieces(
@@ -137,9 +169,7 @@ class Generator:
     ) -> Iterator[Piece]:
         """Continue prompts as ``generate`` does; yield every token of every text once it is chosen.
 
-        A piece's ``row`` counts the texts, prompt by prompt, sample by sample. ``draft`` is a
-        smaller generator with the same tokenizer, which proposes ``num_draft_tokens`` at a time
-        (speculation); ``log_probabilities`` adds the model's own for each token, in nats.
+        A piece's ``row`` counts the texts, prompt by prompt, sample by sample.
         """
         SIZE.check("num_samples", num_samples)
         whole = Policy.of(policy, options)

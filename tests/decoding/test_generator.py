@@ -11,7 +11,7 @@ import pytest
 
 from minigen import Config, Generator, OptionError, Policy, Run, Stream, load
 from minigen.decoding.generation import Task, complete, generate
-from minigen.decoding.generator import GenerateSettings
+from minigen.decoding.generator import _Settings
 from minigen.decoding.policy import PolicyOptions
 from minigen.decoding.speculation import speculate
 from minigen.training.keys import SamplingTable
@@ -273,11 +273,26 @@ def test_every_option_of_a_policy_is_a_keyword_with_its_type() -> None:
     assert typed.keys() < SamplingTable.model_fields.keys()
 
 
-def test_the_settings_of_generate_are_the_keywords_of_pieces() -> None:
-    own = signature(Generator.pieces).parameters.keys() - {"self", "prompts", "options"}
-    settings = GenerateSettings.__annotations__.keys() - PolicyOptions.__annotations__
-    assert settings == own - {"num_samples"}
-    assert not GenerateSettings.__required_keys__
+def test_the_overloads_of_generate_name_each_of_its_keywords() -> None:
+    own = signature(Generator.generate).parameters.keys() - {"self", "prompt", "options"}
+    assert _Settings.__annotations__.keys() - PolicyOptions.__annotations__ == own - {"num_samples"}
+    assert not _Settings.__required_keys__
+
+
+@pytest.mark.parametrize(
+    ("call", "not_its_own"),
+    [
+        (Generator.generate, set()),
+        (Generator.stream, {"num_samples", "log_probabilities"}),
+    ],
+)
+def test_help_and_completion_see_each_keyword_and_its_default(
+    call: Callable[..., object], not_its_own: set[str]
+) -> None:
+    whole = {name: p.default for name, p in signature(Generator.pieces).parameters.items()}
+    seen = {name: p.default for name, p in signature(call).parameters.items()}
+    assert whole.keys() - {"prompts"} - not_its_own == seen.keys() - {"prompt"}
+    assert all(seen[name] == whole[name] for name in seen.keys() & whole.keys() - {"num_samples"})
 
 
 def test_what_is_not_asked_for_is_as_the_signatures_say(model: Generator) -> None:
