@@ -266,7 +266,9 @@ def _check_all(
     They start while this process reads the text. It takes part, and between two of its own steps
     gives them what they do next. Once none of them has anything to do it has their threads.
     """
+    from minigen.model.parallel import cores, use_threads
     from minigen.proof.verification import check
+    from minigen.training.pool import helpers, pool
 
     def read() -> None:
         with reading_progress(progress) as reading:
@@ -274,10 +276,10 @@ def _check_all(
 
     segments = [segment for one in verifications for segment in one.segments]
     total = reduce(add, (segment.steps for segment in segments), 0)
-    begins, helpers = f"training {total} steps again", workers.helpers()
+    begins, most = f"training {total} steps again", helpers(workers)
     if workers.size > 1:
         workers.from_first(read)  # as long as the others can hear of its failure
-    elif not (helpers and verifications[0].is_worth_processes()):
+    elif not (most and verifications[0].is_worth_processes()):
         read()
         with bar(progress, begins, total=total, unit="step") as shown:
             return [verifications[0].check(one, lambda _: shown.update()) for one in segments]
@@ -286,7 +288,7 @@ def _check_all(
     futures: dict[int, Future[Outcome]] = {}
     with (
         bar(progress, "", total=total, unit="step") as shown,
-        workers.pool(len(segments), joins=True) as executor,
+        pool(workers, len(segments), joins=True) as executor,
     ):
         if executor is None:
             return []
@@ -297,10 +299,10 @@ def _check_all(
 
         def keep_helpers_busy() -> None:
             working = len([future for future in futures.values() if not future.done()])
-            for _ in range(min(helpers - working, len(waiting))):
+            for _ in range(min(most - working, len(waiting))):
                 hand_out(waiting.popleft())
             if all(future.done() for future in futures.values()):
-                workers.spread()
+                use_threads(len(cores()))
 
         def on_step(_record: "StepRecord") -> None:
             shown.update()

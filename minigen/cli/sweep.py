@@ -100,11 +100,15 @@ def _train_all(
     todo: "Mapping[Path, Config]", workers: "Workers", progress: bool | None
 ) -> dict[Path, MinigenError]:
     """Train each run, showing how far all of them have come; return what went wrong with which."""
+    from minigen.training.pool import pool
     from minigen.training.sweep import last_metrics
 
     failures: dict[Path, MinigenError] = {}
     steps = reduce(add, (config.training.steps for config in todo.values()))
-    with workers.pool(len(todo)) as executor, bar(progress, "", total=steps, unit="step") as shown:
+    with (
+        pool(workers, len(todo)) as executor,
+        bar(progress, "", total=steps, unit="step") as shown,
+    ):
         futures = {executor.submit(_train, folder): folder for folder in todo} if executor else {}
         running, waiting = set(futures), list(futures)
         try:

@@ -6,7 +6,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, lru_cache
 from math import prod
 from typing import Any
 
@@ -28,6 +28,27 @@ def resources() -> tuple[int, Any]:
     blas = ThreadpoolController().select(user_api="blas")
     threads = max((library["num_threads"] for library in blas.info()), default=os.cpu_count() or 1)
     return threads, blas
+
+
+@lru_cache(maxsize=1)  # the same count once more is no work
+def use_threads(count: int) -> None:
+    """Hold this process at so many threads, or fewer, where others compute on the same cores."""
+    most = _most_threads()
+    resources.cache_clear()  # scipy may have brought a BLAS of its own since
+    resources()[1].limit(limits=max(1, min(count, most)))
+    resources.cache_clear()
+
+
+@cache
+def _most_threads() -> int:
+    return resources()[0]  # as many as were allowed at the start
+
+
+def cores() -> set[int]:
+    """Return the cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
 
 
 def _helpers(number: int) -> ThreadPoolExecutor:

@@ -40,7 +40,7 @@ class FloatWorkers(MPIWorkers):
 
     def total(self, work: Callable[[], Any], parameters: int) -> Any:
         """Sum what all workers found."""
-        return reduce(add, self._all.allgather(work()))
+        return reduce(add, self.communicator.allgather(work()))
 
 
 def mpiexec() -> str:

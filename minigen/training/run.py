@@ -25,7 +25,7 @@ from minigen.model.model import Model
 from minigen.model.optimizer import Optimizer
 from minigen.model.parallel import scratch
 from minigen.text import corpus
-from minigen.text.corpus import Corpus, Tokens
+from minigen.text.corpus import Corpus, Progress, Tokens
 from minigen.text.tokenizer import ByteTokenizer, Text, Texts
 from minigen.training import checkpoint
 from minigen.training.config import Config, located, require_same
@@ -83,8 +83,7 @@ class Run:
     ``text`` replaces the configured corpus: str or bytes (cut into documents as configured), or a
     list of documents, which the config then says (``corpus.documents`` is ``"file"``).
     ``workers`` is a communicator of mpi4py: each of its processes makes the same run and the same
-    calls, works through its share of each batch, and gets the same bits. Without one, all that is
-    written ``self.workers`` here just does the work at hand.
+    calls, works through its share of each batch, and gets the same bits.
 
     A step is made on the side and takes its place at once: whatever is raised on the way, the run
     is as before the step or as after it, and other threads that ask it for text find it so, too.
@@ -101,47 +100,58 @@ class Run:
         config: Config,
         *,
         text: Text | Texts | None = None,
-        progress: corpus.Progress | None = None,
+        progress: Progress | None = None,
         workers: Any = None,
     ):
         if text is not None:
             cut = {} if isinstance(text, Text) else {"corpus.documents": "file"}
             config = config.override({"corpus.text": "external", **cut})
-        self.config = config
+        self.config, self.workers, self._progress = config, join(workers), progress
         self._format, self._source = checkpoint.FORMAT, Path()
-        self.workers = join(workers)
-        self._progress = progress
-        self.corpus: Corpus | None = self.workers.each(lambda: self._read(text))
-        self.corpus_sha256 = self.corpus.sha256
-        self._corpus_files: int | None = self.corpus.files
-        self.workers.agree("text (by its SHA-256)", self.corpus_sha256)
+        self.corpus_sha256 = ""  # any text will do
+        self._corpus_files: int | None = None
+        self.corpus: Corpus | None = self._read(text)
         self._build(self.corpus.tokenizer)
         self.model.initialize(self.streams["init"])
 
     def _read(self, text: Text | Texts | None, tokenizer: ByteTokenizer | None = None) -> Corpus:
+        """Read the corpus; raise MinigenError where the run was trained on another one."""
+        read = self.workers.each(lambda: self._load(text, tokenizer))
+        self.corpus_sha256, self._corpus_files = read.sha256, read.files
+        return read
+
+    def _load(self, text: Text | Texts | None, tokenizer: ByteTokenizer | None) -> Corpus:
         table = self.config.corpus
-        if text is None and table.text == "external":
-            raise MinigenError(
-                "this run was trained on a text that is not in it: give that text to train on"
-            )
-        if text is not None and not isinstance(text, Text) and table.documents != "file":
-            raise MinigenError(
-                f"the text of this run was cut into documents by corpus.documents = "
-                f"{table.documents!r}, not given as a list of them: give it as one text"
-            )
-        if text is None and self.workers.size > 1 and "-" in table.text:
-            raise OptionError(
-                "standard input reaches the first worker alone: name files that all can read "
-                "(got -)"
-            )
         options: Any = table.model_dump(exclude={"text"}) | {
             "vocab_size": self.config.tokenizer.vocab_size,
             "tokenizer": tokenizer,
             "progress": self._progress,
         }
-        if text is None:
-            return corpus.load(table.text, **options)
-        return corpus.from_memory(text, **options)
+        if text is not None:
+            if not isinstance(text, Text) and table.documents != "file":
+                raise MinigenError(
+                    f"the text of this run was cut into documents by corpus.documents = "
+                    f"{table.documents!r}, not given as a list of them: give it as one text"
+                )
+            read = corpus.from_memory(text, **options)
+        else:
+            if table.text == "external":
+                raise MinigenError(
+                    "this run was trained on a text that is not in it: give that text to train on"
+                )
+            if self.workers.size > 1 and "-" in table.text:
+                raise OptionError(
+                    "standard input reaches the first worker alone: name files that all can read "
+                    "(got -)"
+                )
+            read = corpus.load(table.text, **options)
+        known = self.corpus_sha256
+        if known and not checkpoint.is_text(read.sha256, known, self._corpus_files):
+            raise MinigenError(
+                f"the text is not the one this run was trained on: its SHA-256 is "
+                f"{read.sha256}, the run's {known}; give the same text"
+            )
+        return read
 
     def __repr__(self) -> str:
         loss = f"loss {self.last.loss:.4f}" if self.last else "no loss yet"
@@ -161,11 +171,13 @@ class Run:
 
     def _build(self, tokenizer: ByteTokenizer) -> None:
         config = self.config
-        for name, table in config.portable().items():
-            self.workers.agree(f"[{name}] in their config", json.dumps(table))
+        tables = config.portable().items()
+        self.workers.agree(
+            {"text (by its SHA-256)": self.corpus_sha256}
+            | {f"[{name}] in their config": json.dumps(table) for name, table in tables}
+        )
         config.sampling.policy.check_ids(tokenizer.vocab_size)  # now, not at the first sample
         self.last: StepRecord | None = None  # what the latest step left, in this process
-        self._is_broken = False
         self.tokenizer = tokenizer
         V, K, D = tokenizer.vocab_size, config.model.context_length, config.model.embedding_dim
         weights = V * (D + K * D + 1)
@@ -235,15 +247,10 @@ class Run:
     def _take_step(self) -> StepRecord:
         if self.step == self.config.training.steps:  # of two iterators, the other took the last
             raise OptionError(self._all_done())
-        self._check_whole()
         self.read_corpus()
         after = copy(self)
         positions = {name: stream.position for name, stream in after.streams.items()}
-        try:
-            record = after._advance()
-        except BaseException as error:  # the other workers raise a MinigenError, too, or go on
-            self._is_broken = self.workers.size > 1 and not isinstance(error, MinigenError)
-            raise
+        record = self.workers.step(self.step + 1, after._advance)
         # A stream that the step did not use stays, since another thread may be drawing from it.
         moved = {name: s for name, s in after.streams.items() if s.position != positions[name]}
         # One call, so that neither an interruption nor another thread comes between.
@@ -262,16 +269,7 @@ class Run:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the whole run, but for who watches its text being read."""
-        if self.workers.size > 1:
-            raise MinigenError("a run of several workers cannot be copied: save it, and load that")
         return {**vars(self), "_progress": None}
-
-    def _check_whole(self) -> None:
-        if self._is_broken:
-            raise MinigenError(
-                f"this run is broken: its step {self.step + 1} was interrupted in one of "
-                f"{self.workers.size} workers; load its last checkpoint"
-            )
 
     def _advance(self) -> StepRecord:
         """Take a step, in place: see ``_take_step``."""
@@ -293,7 +291,7 @@ class Run:
         sample = self._sample() if is_due(step, self.config.sampling.every) else None
         fingerprint = self.fingerprint if is_measured else None
         if fingerprint:
-            self.workers.agree(f"fingerprint after step {step}", fingerprint)
+            self.workers.agree({f"fingerprint after step {step}": fingerprint})
         return StepRecord(
             step=step,
             loss=statistics.mean_loss,
@@ -330,18 +328,8 @@ class Run:
         Raises MinigenError where it is not the text that the run was trained on.
         """
         if self.corpus is None:
-            self.corpus = self.workers.each(lambda: self._read_again(None))
+            self.corpus = self._read(None, self.tokenizer)
         return self.corpus
-
-    def _read_again(self, text: Text | Texts | None) -> Corpus:
-        read = self._read(text, self.tokenizer)
-        if not checkpoint.is_text(read.sha256, self.corpus_sha256, self._corpus_files):
-            raise MinigenError(
-                f"the text is not the one this run was trained on: its SHA-256 is "
-                f"{read.sha256}, the run's {self.corpus_sha256}; give the same text"
-            )
-        self.corpus_sha256, self._corpus_files = read.sha256, read.files
-        return read
 
     @checked
     def read(self, text: Text | Texts | None = None, paths: Sequence[str | Path] = ()) -> Tokens:
@@ -409,7 +397,6 @@ class Run:
         one writes it.
         """
         now = copy(self)  # another thread may be training this one
-        now._check_whole()
         now._check_batches(now.step, now.streams["optimizer"].position)
         now.model.check()  # weights that no step could take up again are not worth a file
         saved = checkpoint.Checkpoint(
@@ -441,15 +428,15 @@ class Run:
                 f"optimizer must be at word {step * batch_size} (got {position})"
             )
 
-    def _check(self, path: Path, saved: checkpoint.Checkpoint) -> None:
+    def _check(self, saved: checkpoint.Checkpoint) -> None:
         """Refuse a checkpoint from which training with this config cannot go on."""
         try:
             self._check_batches(saved.step, saved.streams["optimizer"])
         except MinigenError as error:
-            raise MinigenError(f"{path} cannot be right: {error}") from None
+            raise MinigenError(f"{self._source} cannot be right: {error}") from None
         if missing := sorted(self._tensors().keys() - saved.tensors.keys()):
             raise MinigenError(
-                f"{path} lacks what {self.config.optimizer.name} needs to go on: "
+                f"{self._source} lacks what {self.config.optimizer.name} needs to go on: "
                 f"{', '.join(missing)}"
             )
 
@@ -461,7 +448,7 @@ class Run:
         *,
         text: Text | Texts | None = None,
         config: Config | None = None,
-        progress: corpus.Progress | None = None,
+        progress: Progress | None = None,
         workers: Any = None,
     ) -> Self:
         """Take up a checkpoint, or the latest one of a run folder.
@@ -471,23 +458,24 @@ class Run:
         the weights; the steps may be raised where the learning rate does not decay.
         Of several workers, as many as you like, the first one reads the file for all.
         """
+
+        def found() -> tuple[Path, checkpoint.Checkpoint, Config, Config]:
+            file = checkpoint.locate(path)
+            saved = checkpoint.load(file)
+            as_saved = Config.from_dict(saved.config, source=str(file))
+            is_given = config is not None or text is not None
+            return file, saved, as_saved, as_saved if is_given else located(as_saved, file)
+
         run = cls.__new__(cls)
-        run.workers = join(workers)
-        path = run.workers.from_first(lambda: checkpoint.locate(path))
-        saved = run.workers.from_first(lambda: checkpoint.load(path))
-        run._format, run._source = saved.format, path
-        as_saved = Config.from_dict(saved.config, source=str(path))
+        run.workers, run.corpus, run._progress = join(workers), None, progress
+        run._source, saved, as_saved, run.config = run.workers.from_first(found)
         if config is not None:
-            if text is not None:
-                config = config.override({"corpus.text": "external"})
-            require_same(as_saved, config)
-        run.config = config or as_saved
-        if config is None and text is None:
-            run.config = run.workers.from_first(lambda: located(run.config, path))
-        run.corpus, run._progress = None, progress
+            run.config = config if text is None else config.override({"corpus.text": "external"})
+            require_same(as_saved, run.config)
+        run._format = saved.format
         run.corpus_sha256, run._corpus_files = saved.corpus_sha256, saved.corpus_files
         run._build(ByteTokenizer.from_state(saved.tokenizer))
-        run._check(path, saved)
+        run._check(saved)
         for name, tensor in run._tensors().items():
             tensor[...] = saved.tensors[name]
         run.model.changed()
@@ -496,7 +484,7 @@ class Run:
             run.streams[name] = Stream(run.config.run.seed, name, position)
         is_named = as_saved.corpus.text == "fables" != run.config.corpus.text
         if text is not None or is_named:  # by its hash the text is the same, and keeps its name
-            run.corpus = run.workers.each(lambda: run._read_again(text))
+            run.corpus = run._read(text, run.tokenizer)
             run.config = run.config.override({"corpus.text": as_saved.corpus.text})
         return run
 

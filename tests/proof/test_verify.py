@@ -18,8 +18,8 @@ from minigen.cli import run as command
 from minigen.errors import MinigenError
 from minigen.proof import verification
 from minigen.proof.workers import mpiexec
+from minigen.training import pool
 from minigen.training.checkpoint import load, save
-from minigen.training.workers import Workers
 
 pytestmark = pytest.mark.filterwarnings("default:.*has lost, doubled or changed a line")
 
@@ -302,13 +302,13 @@ def test_processes_help_only_where_that_is_worth_it_and_there_are_cores(
     folder, verify, monkeypatch
 ):
     asked = []
-    pool = Workers.pool
+    whole = pool.pool
     monkeypatch.setattr(
-        Workers, "pool", lambda *args, **options: asked.append((args[1:], options)) or pool(*args)
+        pool, "pool", lambda *args, **options: asked.append((args[1:], options)) or whole(*args)
     )
     for worth, cores, used in ((1 << 28, 1, []), (0, 0, []), (0, 1, [((2,), {"joins": True})])):
         monkeypatch.setattr(verification, "WORTH_PROCESSES", worth)
-        monkeypatch.setattr(Workers, "helpers", lambda _, count=cores: count)
+        monkeypatch.setattr(pool, "helpers", lambda _, count=cores: count)
         assert (verify(folder)[0], asked) == (0, used)
 
 
@@ -320,8 +320,8 @@ def test_what_goes_wrong_in_a_helper_is_told(folder, verify, monkeypatch):
             return future
 
     monkeypatch.setattr(verification, "WORTH_PROCESSES", 0)
-    monkeypatch.setattr(Workers, "helpers", lambda _: 1)
-    monkeypatch.setattr(Workers, "pool", lambda *_, **__: nullcontext(Broken()))
+    monkeypatch.setattr(pool, "helpers", lambda _: 1)
+    monkeypatch.setattr(pool, "pool", lambda *_, **__: nullcontext(Broken()))
     assert verify(folder) == (1, "", "training 6 steps again\nError: it was killed\n")
 
 
@@ -357,7 +357,7 @@ def test_whatever_happens_while_helpers_work_is_said_in_a_line_and_ends_them(
     folder, verify, monkeypatch, caplog, read, status, told
 ):
     monkeypatch.setattr(verification, "WORTH_PROCESSES", 0)
-    monkeypatch.setattr("minigen.training.workers._cores", lambda: {0, 1})
+    monkeypatch.setattr("minigen.training.pool.cores", lambda: {0, 1})
     monkeypatch.setattr(verification, "check", endless)
     monkeypatch.setattr(verification.Verification, "read", read)
     found, out, err = verify(folder)

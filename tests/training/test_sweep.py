@@ -18,6 +18,7 @@ import pytest
 from minigen import Config, MinigenError, cli
 from minigen.cli import sweep as command
 from minigen.errors import OptionError
+from minigen.training import pool
 from minigen.training import sweep as module
 from minigen.training.sweep import (
     create,
@@ -30,7 +31,6 @@ from minigen.training.sweep import (
     sweep,
     table,
 )
-from minigen.training.workers import Workers
 from tests.conftest import PATIENCE, TINY, TINY_SETTINGS, Result
 from tests.training.test_workers import REPOSITORY, errors, files, mpiexec, needs_mpi
 
@@ -59,10 +59,10 @@ def here(monkeypatch):
     """Spare a test that is not about processes the time that they take to start."""
 
     @contextmanager
-    def pool(_workers, _tasks):
+    def here(_workers, _tasks):
         yield Here()
 
-    monkeypatch.setattr(Workers, "pool", pool)
+    monkeypatch.setattr(pool, "pool", here)
 
 
 def folders(path: str) -> dict[str, dict[str, bytes]]:
@@ -414,7 +414,7 @@ def test_the_bar_begins_at_no_step_of_runs_that_have_not_begun(minigen: Command,
     polls: list[Path] = []
     monkeypatch.setattr(command, "_GLANCE", 0.01)
     monkeypatch.setattr(module, "last_metrics", polled)
-    monkeypatch.setattr(Workers, "pool", lambda *_: nullcontext(Waiting()))
+    monkeypatch.setattr(pool, "pool", lambda *_: nullcontext(Waiting()))
     settings = [*TINY_SETTINGS, *RATES]
     with monkeypatch.context() as patch:
         patch.setattr(command, "_print", lambda rows: None)
@@ -462,9 +462,10 @@ def test_a_folder_that_is_there_is_filled_and_stays_what_it_is(tmp_path, monkeyp
 def test_the_helpers_of_a_sweep_that_is_killed_end_with_it(tmp_path):
     (tmp_path / "killed.py").write_text(
         "import os, signal, time\n"
+        "from minigen.training.pool import pool\n"
         "from minigen.training.workers import Workers\n"
         "if __name__ == '__main__':\n"
-        "    with Workers().pool(1) as executor:\n"
+        "    with pool(Workers(), 1) as executor:\n"
         "        executor.submit(os.getpid).result()\n"
         "        executor.submit(time.sleep, 600)\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"

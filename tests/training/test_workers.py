@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from minigen.errors import MinigenError, OptionError
 from minigen.model import parallel
 from minigen.training import checkpoint
 from minigen.training.folder import RunFolder
-from minigen.training.workers import Workers, from_mpiexec, join, use_threads
+from minigen.training.pool import helpers, pool
+from minigen.training.workers import Workers, from_mpiexec, join
 from tests.conftest import PATIENCE, TINY, TINY_SETTINGS
 
 MPIEXEC = shutil.which(
@@ -77,26 +79,23 @@ def test_one_process_is_the_trivial_case():
     assert (alone.rank, alone.size) == (0, 1)
     assert alone.share(np.arange(5)).tolist() == [0, 1, 2, 3, 4]
     assert alone.each(lambda: 3) == alone.from_first(lambda: 3) == alone.total(lambda: 3, 9) == 3
-    alone.agree("colour", "red")
+    assert alone.step(1, lambda: 3) == 3
+    alone.agree({"colour": "red"})
     assert join(alone) is alone
     with pytest.raises(OptionError, match=r"^workers must be a communicator of mpi4py \(got 3\)"):
         join(3)
 
 
 def test_a_pool_shares_the_threads_out_and_gives_them_back(monkeypatch):
-    workers, allowed = Workers(), parallel.resources()[0]
-    monkeypatch.setattr("minigen.training.workers._cores", lambda: {*range(allowed)})
-    with workers.pool(2, joins=True):
-        assert parallel.resources()[0] == max(1, allowed // 2)
-        workers.spread()
-        assert parallel.resources()[0] == allowed
-    with workers.pool(2, joins=True):
+    allowed = parallel.resources()[0]
+    monkeypatch.setattr("minigen.training.pool.cores", lambda: {*range(allowed)})
+    with pool(Workers(), 2, joins=True):
         assert parallel.resources()[0] == max(1, allowed // 2)
     assert parallel.resources()[0] == allowed
-    use_threads(allowed + 1)
+    parallel.use_threads(allowed + 1)
     assert parallel.resources()[0] == allowed
     in_a_helper = "__import__('minigen.model.parallel').model.parallel.resources()[0]"
-    with workers.pool(2) as executor:
+    with pool(Workers(), 2) as executor:
         assert executor.submit(eval, in_a_helper).result() == max(1, allowed // 2)
 
 
@@ -107,11 +106,10 @@ def test_a_pool_shares_the_threads_out_and_gives_them_back(monkeypatch):
 def test_a_pool_has_no_more_processes_than_there_are_cores_or_tasks(
     monkeypatch, cores, tasks, joins, processes
 ):
-    workers = Workers()
-    monkeypatch.setattr("minigen.training.workers._cores", lambda: {*range(cores)})
-    monkeypatch.setattr("minigen.training.workers.use_threads", lambda count: None)
-    assert workers.helpers() == cores - 1
-    with workers.pool(tasks, joins=joins) as executor:
+    monkeypatch.setattr("minigen.training.pool.cores", lambda: {*range(cores)})
+    monkeypatch.setattr("minigen.training.pool.use_threads", lambda count: None)
+    assert helpers(Workers()) == cores - 1
+    with pool(Workers(), tasks, joins=joins) as executor:
         assert executor._max_workers == processes
 
 
@@ -119,7 +117,7 @@ def test_a_pool_ends_its_own_processes_alone():
     other = get_context("spawn").Process(target=time.sleep, args=(60,))
     other.start()
     try:
-        with Workers().pool(1) as executor:
+        with pool(Workers(), 1) as executor:
             assert executor.submit(abs, -1).result() == 1
         other.join(0.2)
         assert active_children() == [other]
@@ -130,7 +128,7 @@ def test_a_pool_ends_its_own_processes_alone():
 
 def test_a_pool_that_is_interrupted_ends_its_processes_and_does_not_wait_for_them():
     def interrupted():
-        with Workers().pool(1) as executor:
+        with pool(Workers(), 1) as executor:
             executor.submit(os.getpid).result()
             executor.submit(time.sleep, PATIENCE)
             raise KeyboardInterrupt
@@ -144,7 +142,7 @@ def test_a_blas_that_was_loaded_later_is_held_at_the_same_number_of_threads():
     code = (
         "from minigen.model.parallel import resources; resources()\n"
         "import scipy.linalg\n"
-        "from minigen.training.workers import use_threads; use_threads(1)\n"
+        "from minigen.model.parallel import use_threads; use_threads(1)\n"
         "print(resources()[0])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -212,8 +210,8 @@ def test_a_run_lets_its_workers_compare_text_config_and_every_fingerprint():
     class Comparing(Workers):
         compared: dict[str, str] = {}  # noqa: RUF012
 
-        def agree(self, what: str, value: str) -> None:
-            self.compared[what] = value
+        def agree(self, values: Mapping[str, str]) -> None:
+            self.compared |= values
 
     run = Run(Config.load("fables", TINY), workers=Comparing())
     prints = {

@@ -102,7 +102,7 @@ def errors() -> list[list[str]]:
         lambda: group.total(lambda: fail([0, 1, 2]), 9),
         lambda: group.each(lambda: fail([2])),
         lambda: group.from_first(lambda: fail([0])),
-        lambda: group.agree("colour", f"{WORLD.rank // 2}"),
+        lambda: group.agree({"size": "3", "colour": f"{WORLD.rank // 2}"}),
         lambda: Run(config, text="abc" * (1 + WORLD.rank // 2), workers=group),
         lambda: Run(other_seed, text="abc", workers=group),
     ]
