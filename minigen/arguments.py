@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar, Union, get_args, get_ori
 import numpy as np
 from numpy.typing import ArrayLike
 
-from minigen.errors import OptionError, nearest, shown
+from minigen.errors import OptionError, listed, nearest, shown
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -81,7 +81,8 @@ def _rule(hint: Any) -> _Rule:
         return _Rule("a function", "", callable)
     if kind in (Union, UnionType):
         ones, severals, checks = zip(*map(_rule, parts), strict=True)
-        return _Rule(_either(ones), _either(severals), lambda v: any(fits(v) for fits in checks))
+        one, several = (listed(dict.fromkeys(words), "or") for words in (ones, severals))
+        return _Rule(one, several, lambda v: any(fits(v) for fits in checks))
     if kind in (Mapping, dict):
         _, several, fits = _rule(parts[1])
         rule = f"a dict of {several}" if several else "a dict"
@@ -97,11 +98,6 @@ def _rule(hint: Any) -> _Rule:
         _, several, fits = _rule(parts[0])
         return _Rule(f"a list of {several}", "lists", lambda v: _is_list(v, kind, fits))
     return _plain(f"a {kind.__name__}", "", kind)
-
-
-def _either(names: Iterable[str]) -> str:
-    *others, last = dict.fromkeys(names)
-    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _plain(one: str, several: str, *kinds: type) -> _Rule:

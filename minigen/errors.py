@@ -22,6 +22,12 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+def listed(names: Iterable[str], last_word: str) -> str:
+    """Return names, of which there is one at least, as in "a, b and c"."""
+    *others, last = names
+    return f"{', '.join(others)} {last_word} {last}" if others else last
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return the known name that is most like one that was mistyped."""
     return max(known, key=lambda word: likeness(name, word))

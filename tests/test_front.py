@@ -13,7 +13,7 @@ import pytest
 
 import minigen
 from docs import api
-from minigen.decoding.policy import DEFAULTS, OPTIONS
+from minigen.decoding.policy import OPTIONS
 from minigen.training.keys import KEYS
 from tests.conftest import TINY
 
@@ -209,7 +209,7 @@ def test_every_config_key_is_explained_where_help_shows_it() -> None:
 
 def test_every_option_of_a_policy_is_explained_where_help_shows_it() -> None:
     for name, option in OPTIONS.items():
-        assert f"{name} = {DEFAULTS[name]!r}: {option.help}" in str(minigen.Policy.__doc__)
+        assert f"{name} = {option.default!r}: {option.help}" in str(minigen.Policy.__doc__)
 
 
 # ── In a notebook ────────────────────────────────────────────────────────────────────────────────

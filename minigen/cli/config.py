@@ -10,7 +10,7 @@ import click
 
 from minigen.cli import cli
 from minigen.cli.options import complete_key, json_option, print_json
-from minigen.errors import OptionError
+from minigen.errors import OptionError, listed
 
 if TYPE_CHECKING:
     from minigen.training.keys import Key
@@ -80,4 +80,4 @@ def _free(keys: dict[str, "Key"]) -> str:
         names = list(group)
         single = [name for name in names if not keys[name].decides_weights]
         free += [f"[{table}]"] if single == names else single
-    return ", ".join(free[:-1]) + f" and {free[-1]}"
+    return listed(free, "and")

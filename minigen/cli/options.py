@@ -156,6 +156,12 @@ def _token_bias(text: str) -> tuple[int, float]:
         raise click.BadParameter(f"must be ID=BIAS, as 101=-2.5 (got {text!r})") from None
 
 
+def _biases(
+    _ctx: click.Context, _param: click.Parameter, pairs: tuple[tuple[int, float], ...]
+) -> dict[int, float]:
+    return dict(pairs)
+
+
 class PolicyCommand(click.Command):
     """A command that takes every option of a Policy as well, in the order in which they apply.
 
@@ -169,22 +175,20 @@ class PolicyCommand(click.Command):
 
 
 def _policy_options() -> Iterator[click.Parameter]:
-    from minigen.decoding.policy import DEFAULTS, OPTIONS, Biases, Ids
+    from minigen.decoding.policy import OPTIONS, Biases, Ids
 
     for name, option in OPTIONS.items():
-        flag, default = f"--{name.replace('_', '-')}", DEFAULTS[name]
-        repeated = f"{option.help} May be repeated."
+        flag, repeated = f"--{name.replace('_', '-')}", f"{option.help} May be repeated."
         if isinstance(option.kind, Ids):
             flags = [flag.removesuffix("s"), name]
             yield click.Option(flags, multiple=True, type=int, metavar="ID", help=repeated)
         elif isinstance(option.kind, Biases):
-            yield click.Option(
-                [flag], multiple=True, type=_token_bias, metavar="ID=BIAS", help=repeated
-            )
+            how: dict[str, Any] = {"type": _token_bias, "metavar": "ID=BIAS", "help": repeated}
+            yield click.Option([flag], multiple=True, callback=_biases, **how)
         else:
-            shown_default = "" if default is None else f"  [default: {default:g}]"
+            default = "" if option.default is None else f"  [default: {option.default:g}]"
             kind = int if option.kind.is_whole else float
-            yield click.Option([flag], type=kind, help=option.help + shown_default)
+            yield click.Option([flag], type=kind, help=option.help + default)
     yield click.Option(
         ["--greedy"], is_flag=True, help="Always choose the likeliest token: temperature 0."
     )
@@ -192,14 +196,11 @@ def _policy_options() -> Iterator[click.Parameter]:
 
 def build_policy(options: dict[str, Any]) -> "Policy":
     """Make the Policy of the options given; those not given keep its defaults."""
-    from minigen.decoding.policy import OPTIONS, Biases, Policy
+    from minigen.decoding.policy import OPTIONS, Policy
 
-    given = {name: options[name] for name in OPTIONS if options[name] not in (None, ())}
-    for name in given:
-        if isinstance(OPTIONS[name].kind, Biases):
-            given[name] = dict(given[name])
+    given = {name: options[name] for name in OPTIONS}
     if options["greedy"]:
-        if given.get("temperature"):
+        if given["temperature"]:
             raise click.UsageError(
                 f"--greedy is temperature 0 (got --temperature {given['temperature']:g} too)"
             )

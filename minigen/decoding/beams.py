@@ -4,12 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minigen.decoding.generation import (
-    Continuation,
-    Row,
-    Task,
-    padded_contexts,
-)
+from minigen.decoding.generation import Continuation, Row, Task, padded_contexts
 from minigen.decoding.policy import OPTIONS, PENALTY, SIZE, DeadEndError
 from minigen.errors import OptionError, shown
 from minigen.exact.arithmetic import Floats, Integers, exp, log

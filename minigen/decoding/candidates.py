@@ -5,11 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from minigen.decoding.generation import (
-    LanguageModel,
-    check_vocabulary,
-    padded_contexts,
-)
+from minigen.decoding.generation import LanguageModel, check_vocabulary, padded_contexts
 from minigen.decoding.policy import SIZE, Policy
 from minigen.decoding.scoring import entropy
 from minigen.exact.arithmetic import exact_sum, log

@@ -146,8 +146,6 @@ class Row:
         self._pieces: list[str] = []
         self._tail, self._held, self._decoder = b"", b"", TextStream()
         self._decoder.push(characters(prompt[-3:]).encode("latin-1"))
-        self._token_bytes, self._most = task.token_bytes, task.max_new_tokens
-        self._is_free = not task.stops.strings
 
     def push(self, token: int, **facts: Any) -> Piece:
         """Add a token; return the piece, with the finished text and ``facts`` about it at the end.
@@ -155,34 +153,37 @@ class Row:
         Where the text ends, what was held back comes out.
         """
         self.token_ids.append(token)
-        data, full = self._token_bytes(token), len(self.token_ids) == self._most
-        reason: FinishReason | None = None
-        if self._is_free and self._decoder.is_between and data.isascii() and data and not full:
-            text = data.decode("ascii")  # the most frequent case, and the fastest
-        else:
-            text, stopped = self._certain(data)
-            if full or stopped or token == END_OF_TEXT:
-                text += self._rest(stopped)
-                reason = "stop" if stopped else "length"
-                reason = "end_of_text" if token == END_OF_TEXT else reason
+        text, stopped = self._certain(self._task.token_bytes(token))
+        if token == END_OF_TEXT:
+            return self._end(token, text, "end_of_text", **facts)
+        if stopped:
+            return self._end(token, text, "stop", **facts)
+        if len(self.token_ids) == self._task.max_new_tokens:
+            return self._end(token, text, "length", **facts)
         self._pieces.append(text)
-        return Piece(self.index, token, text, self.finish(reason, **facts) if reason else None)
+        return Piece(self.index, token, text, None)
 
     def _certain(self, data: bytes) -> tuple[str, bool]:
         """Add bytes; return the text that is now certain, and whether a stop string ended it."""
-        if self._is_free:
+        stops = self._task.stops
+        if not stops.strings:
             return self._decoder.push(data), False
-        self._tail, cut = self._task.stops.read(self._tail, data)
+        self._tail, cut = stops.read(self._tail, data)
         stopped = cut > 0 and len(self.token_ids) >= self._task.policy.min_new_tokens
         held = self._held + data
-        certain = len(held) - (cut if stopped else self._task.stops.begun(self._tail))
-        self._held = held[certain:]
+        certain = len(held) - (cut if stopped else stops.begun(self._tail))
+        self._held = b"" if stopped else held[certain:]
         return self._decoder.push(held[:certain]), stopped
 
-    def _rest(self, stopped: bool) -> str:
-        """Return what was held back, without the stop string."""
-        rest = "" if stopped else self._decoder.push(self._held)
-        return rest + self._decoder.close()
+    def give_up(self, dead_end: DeadEndError, **facts: Any) -> Piece:
+        """End the text where no token is left."""
+        return self._end(None, "", "dead_end", explanation=str(dead_end), **facts)
+
+    def _end(self, token: int | None, text: str, reason: FinishReason, **facts: Any) -> Piece:
+        """Return the last piece: what is held back comes out."""
+        text += self._decoder.push(self._held) + self._decoder.close()
+        self._pieces.append(text)
+        return Piece(self.index, token, text, self.finish(reason, **facts))
 
     def finish(self, reason: FinishReason, **facts: Any) -> Continuation:
         """Return the record of the finished text."""
@@ -192,13 +193,6 @@ class Row:
             log_p = token_log_probabilities(self._task.model, whole, len(self.prompt_ids)).tolist()
         text = "".join(self._pieces)
         return Continuation(self.prompt, text, self.token_ids, reason, log_p, **facts)
-
-    def give_up(self, dead_end: DeadEndError, **facts: Any) -> Piece:
-        """End the text where no token is left; what was held back comes out."""
-        text = self._rest(stopped=False)
-        self._pieces.append(text)
-        continuation = self.finish("dead_end", explanation=str(dead_end), **facts)
-        return Piece(self.index, None, text, continuation)
 
 
 class WordSource:

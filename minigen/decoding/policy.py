@@ -6,7 +6,7 @@ and the option of the command line, the config key, their help and checks follow
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from math import inf, ulp
 from numbers import Integral, Real
@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from minigen.arguments import checked
 from minigen.decoding import filters, rules
 from minigen.decoding.history import History
-from minigen.errors import MinigenError, OptionError, shown
+from minigen.errors import MinigenError, OptionError, listed, shown
 from minigen.exact.arithmetic import Floats, Integers, exact_sum
 from minigen.exact.streams import Words
 from minigen.model import head
@@ -78,32 +78,29 @@ _MOST = float_info.max
 _COUNT = Number(0, inf, "at least 0", "0 is off", off=0, is_whole=True)
 PENALTY = Number(-_MOST, _MOST, "finite", "0 is off")
 SIZE = Number(1, inf, "at least 1", "leave it out for the usual one", is_whole=True)
-_CUTOFF = Number(0.0, 1.0, "between 0 and 1", off=0)
+_CUTOFF = Number(0.0, 1.0, "between 0 and 1")
 _MASS = Number(0.0, 1.0, "between 0 and 1", off=1)  # with its slack, 1 would cut the tail
 _TOKEN = Number(0, inf, "at least 0", "ids are those of `minigen next`", is_whole=True)
 _WORD = Number(0, 2**64 - 1, "from 0 to below 2^64", "a Stream gives them", is_whole=True)
 _BIAS = Number(-_MOST, _MOST, "finite", "to forbid a token, suppress it")
 
 
-class Ids(NamedTuple):
-    """Token ids, each of them ``item`` in an error."""
+class Ids:
+    """Token ids."""
 
-    item: str
-    off: None = None
+    off = None
 
     def check(self, name: str, value: Any) -> tuple[int, ...]:
         """Return the ids as a tuple; raises OptionError."""
         if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
             raise OptionError(f"{name} must be a list of token ids (got {shown(value)}); () is off")
-        return tuple(_TOKEN.check(self.item, token) for token in value)
+        return tuple(_TOKEN.check("a suppressed token's id", token) for token in value)
 
 
-class Biases(NamedTuple):
-    """A number for each of some token ids, called ``item`` and ``bias`` in an error."""
+class Biases:
+    """A number for each of some token ids."""
 
-    item: str
-    bias: str
-    off: None = None
+    off = None
 
     def check(self, name: str, value: Any) -> dict[int, float]:
         """Return {id: number}; raises OptionError."""
@@ -112,14 +109,14 @@ class Biases(NamedTuple):
                 f"{name} must be a table of token ids and numbers (got {shown(value)}); {{}} is off"
             )
         return {
-            _TOKEN.check(self.item, token): _BIAS.check(self.bias, bias)
+            _TOKEN.check("a biased token's id", token): _BIAS.check("a logit bias", bias)
             for token, bias in value.items()
         }
 
 
 @dataclass(frozen=True)
 class Option:
-    """All that is known of an option beside its name, default and place: see ``Policy``.
+    """All that is known of an option beside its name and place: see ``Policy``.
 
     ``function`` is a rule, (logits, history, value) → logits, or a filter, (gaps, value) → gaps or
     (weights, gaps, value) → weights; those on gaps apply before those on weights. ``help`` is its
@@ -132,6 +129,7 @@ class Option:
     kind: Number | Ids | Biases
     example: Any
     help: str
+    default: Any = None
     forbids: bool = False
     counts: bool = False
 
@@ -141,11 +139,11 @@ class Option:
         return self.works_on != "logits"
 
 
-def _option(*entry: Any, default: Any = None, **flags: Any) -> Any:
-    option = {"option": Option(*entry, **flags)}
-    if isinstance(default, dict):
-        return field(default_factory=dict, metadata=option)
-    return field(default=default, metadata=option)
+def _option(*entry: Any, **settings: Any) -> Any:
+    option = Option(*entry, **settings)
+    if isinstance(option.default, dict):
+        return field(default_factory=dict, metadata={"option": option})
+    return field(default=option.default, metadata={"option": option})
 
 
 _rule = partial(_option, "logits")
@@ -199,7 +197,7 @@ class Policy:
 
     logit_bias: Mapping[int, float] = _rule(
         rules.add_bias,
-        Biases("a biased token's id", "a logit bias"),
+        Biases(),
         {"65": 1.5},
         "Add a number to the logit of a token id.",
         default={},
@@ -236,12 +234,7 @@ class Policy:
         forbids=True,
     )
     suppress_tokens: Sequence[int] = _rule(
-        rules.suppress,
-        Ids("a suppressed token's id"),
-        [0],
-        "Never choose these token ids.",
-        default=(),
-        forbids=True,
+        rules.suppress, Ids(), [0], "Never choose these token ids.", default=(), forbids=True
     )
     min_new_tokens: int = _rule(
         rules.delay_end_of_text,
@@ -284,7 +277,7 @@ class Policy:
     def __post_init__(self) -> None:
         for name, option in OPTIONS.items():
             value = getattr(self, name)
-            value = DEFAULTS[name] if value is None else option.kind.check(name, value)
+            value = option.default if value is None else option.kind.check(name, value)
             object.__setattr__(self, name, value)  # None is off, which every default is
 
     def __repr__(self) -> str:
@@ -306,8 +299,8 @@ class Policy:
         """The options that are not at their default, by name."""
         return {
             name: value
-            for name, default in DEFAULTS.items()
-            if (value := getattr(self, name)) != default
+            for name, option in OPTIONS.items()
+            if (value := getattr(self, name)) != option.default
         }
 
     @cached_property
@@ -349,13 +342,9 @@ class Policy:
             if not np.isfinite(_apply(fewer, logits, history).max()):
                 needed = fewer
         names = [f"{step}{'' if step.option.forbids else ' (which overflows)'}" for step in needed]
-        if len(names) == 1:
-            return DeadEndError(
-                f"{names[0]} leaves no token to choose from; loosen it or leave it out"
-            )
+        verb, one = ("together leave", "one") if len(names) > 1 else ("leaves", "it")
         return DeadEndError(
-            f"{', '.join(names[:-1])} and {names[-1]} together leave no token to choose from; "
-            "loosen one or leave it out"
+            f"{listed(names, 'and')} {verb} no token to choose from; loosen {one} or leave it out"
         )
 
     def weigh(self, z: Floats) -> Floats:
@@ -384,13 +373,10 @@ class Policy:
 
     def weights(self, logits: Floats, history: History) -> Floats:
         """Apply every rule and filter: integer weights (R, V). Raises DeadEndError."""
-        return self.weigh(self._alive(logits, history))
-
-    def _alive(self, logits: Floats, history: History) -> Floats:
         z, dead = self.adjust(logits, history)
         if dead is not None:
             raise self.dead_end(logits, history, int(dead.argmax()))
-        return z
+        return self.weigh(z)
 
     @checked
     def probabilities(
@@ -401,7 +387,7 @@ class Policy:
         ``history`` holds the ids of prompt and continuation so far, the same for all rows; its
         first ``prompt_length`` ids are not new tokens. Raises DeadEndError where none is left.
         """
-        w = self.weigh(self._adjusted(logits, history, prompt_length))
+        w = self._weights_after(logits, history, prompt_length)
         p: Floats = w / exact_sum(w, axis=-1, keepdims=True)
         return p.reshape(np.shape(logits))
 
@@ -419,19 +405,21 @@ class Policy:
         Raises DeadEndError where no token is left.
         """
         word = _WORD.check("a word", word)
-        z = self._adjusted(logits, history, prompt_length)
-        if len(z) > 1:
-            raise OptionError(f"logits must be those of one token, (V,) (got {z.shape})")
-        return int(self.pick(z, lambda: np.array([word], dtype=np.uint64))[0])
+        w = self._weights_after(logits, history, prompt_length)
+        if len(w) > 1:
+            raise OptionError(f"logits must be those of one token, (V,) (got {w.shape})")
+        return int(draw(w, np.array([word], dtype=np.uint64))[0])
 
-    def _adjusted(self, logits: ArrayLike, history: Sequence[int], prompt_length: int) -> Floats:
-        """Apply the rules to logits (V,) or (R, V), all with one history → (R, V)."""
+    def _weights_after(
+        self, logits: ArrayLike, history: Sequence[int], prompt_length: int
+    ) -> Floats:
+        """``weights`` of logits (V,) or (R, V), all with one history → (R, V)."""
         rows = np.atleast_2d(np.asarray(logits, dtype=np.float64))
         V = rows.shape[-1]
         self.check_ids(V)
         require_tokens(np.asarray(history), V)
         new_tokens = max(0, len(history) - prompt_length)
-        return self._alive(rows, self.history([history] * len(rows), V, new_tokens))
+        return self.weights(rows, self.history([history] * len(rows), V, new_tokens))
 
     def history(
         self, texts: Sequence[Sequence[int]], vocab_size: int, new_tokens: int = 0
@@ -469,11 +457,7 @@ def _apply(steps: Sequence[_Step], z: Floats, history: History) -> Floats:
 
 OPTIONS: dict[str, Option] = {f.name: f.metadata["option"] for f in fields(Policy)}
 """Every option of a policy by its name, in the order in which they apply."""
-DEFAULTS: dict[str, Any] = {
-    f.name: f.default if f.default_factory is MISSING else f.default_factory()
-    for f in fields(Policy)
-}
 _EXPLAINED = "".join(
-    f"\n    {name} = {DEFAULTS[name]!r}: {option.help}" for name, option in OPTIONS.items()
+    f"\n    {name} = {option.default!r}: {option.help}" for name, option in OPTIONS.items()
 )
 Policy.__doc__ = f"{Policy.__doc__}\n    The options, with their defaults:\n{_EXPLAINED}\n"

@@ -20,8 +20,8 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from minigen.decoding.policy import DEFAULTS, OPTIONS, Policy
-from minigen.errors import MinigenError, OptionError, shown
+from minigen.decoding.policy import OPTIONS, Policy
+from minigen.errors import MinigenError, OptionError, listed, shown
 from minigen.model.head import gradient_bits
 from minigen.model.rules import OPTIMIZERS
 
@@ -229,10 +229,10 @@ class _SamplingTable(_Table):
 
 def _option(name: str) -> tuple[Any, Any]:
     """Return type and entry of a policy's option, which was off before it existed."""
-    option, neutral = OPTIONS[name], DEFAULTS[name]
-    extra: dict[str, Any] = {"default": 0.5 if name == "temperature" else neutral}
+    option = OPTIONS[name]
+    extra: dict[str, Any] = {"default": 0.5 if name == "temperature" else option.default}
     extra |= {"decides_weights": False, "example": option.example}
-    return Any, Field(neutral, description=option.help, json_schema_extra=extra)
+    return Any, Field(option.default, description=option.help, json_schema_extra=extra)
 
 
 if TYPE_CHECKING:
@@ -301,8 +301,7 @@ class Key:
 
 def _rule(field: FieldInfo) -> str:
     if get_origin(field.annotation) is Literal:
-        *others, last = (f'"{name}"' for name in get_args(field.annotation))
-        return f"{', '.join(others)} or {last}"
+        return listed((f'"{name}"' for name in get_args(field.annotation)), "or")
     return next((part for part in field.metadata if isinstance(part, Rule)), "")
 
 

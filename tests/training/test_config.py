@@ -13,7 +13,7 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minigen.decoding.policy import DEFAULTS, OPTIONS, Policy
+from minigen.decoding.policy import OPTIONS, Policy
 from minigen.errors import MinigenError, OptionError
 from minigen.training.config import Config, differences, located, parse_override
 from minigen.training.keys import KEYS
@@ -511,7 +511,7 @@ OFF = {  # what a saved config means that was written before a key existed
     "sampling.prompt": "",
     "sampling.max_new_tokens": 100,
     "checkpoint.every": 0,
-    **{f"sampling.{name}": neutral for name, neutral in DEFAULTS.items()},
+    **{f"sampling.{name}": option.default for name, option in OPTIONS.items()},
 }
 
 
