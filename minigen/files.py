@@ -80,6 +80,23 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             os.unlink(file.name)
 
 
+def write_atomically(path: str | Path, *parts: bytes | memoryview) -> None:
+    """Write the parts, end to end, as the file ``path``: all of them, or it stays as it was.
+
+    Of a link, the file it leads to is meant; a pipe or a device is written to, as it comes. Raises
+    MinigenError where that fails.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise MinigenError(f"cannot save {path}: it is a folder; name a file in it")
+    with explained(f"cannot save {path}", "; nothing was changed"):
+        target = path.resolve() if path.is_symlink() else path
+        is_special = target.exists() and not target.is_file()
+        with open(target, "wb") if is_special else replacing(target) as file:
+            for part in parts:
+                file.write(part)
+
+
 def sync(folder: Path) -> None:
     """Bring the names in a folder to the disk, where the system can do that."""
     with suppress(OSError):

@@ -15,7 +15,7 @@ import pytest
 
 from minigen import files
 from minigen.errors import MinigenError
-from minigen.files import explained, own, remove_strays, replacing
+from minigen.files import explained, own, remove_strays, replacing, write_atomically
 from minigen.paths import expand, home_is_known
 from minigen.signals import STOP_SIGNALS, heard_by, let_pass
 
@@ -69,6 +69,44 @@ def test_what_fails_half_way_leaves_the_old_file_alone(tmp_path: Path, error: An
     with pytest.raises(type(error)):
         fail()
     assert [(entry.name, entry.read_bytes()) for entry in tmp_path.iterdir()] == [("x", b"old")]
+
+
+def test_any_bytes_can_be_written_atomically(tmp_path: Path) -> None:
+    write_atomically(tmp_path / "x", b"a", memoryview(b"bc"))
+    write_atomically(tmp_path / "x", b"d")
+    assert (tmp_path / "x").read_bytes() == b"d"
+    assert os.listdir(tmp_path) == ["x"]
+    with pytest.raises(MinigenError, match=r"^cannot save .*: it is a folder; name a file in it$"):
+        write_atomically(tmp_path, b"d")
+    with pytest.raises(
+        MinigenError, match=r"^cannot save .*file or directory; nothing was changed$"
+    ):
+        write_atomically(tmp_path / "none" / "x", b"d")
+
+
+def test_a_link_stays_one_and_a_pipe_is_written_to(tmp_path: Path) -> None:
+    (tmp_path / "real").write_bytes(b"old")
+    (tmp_path / "link").symlink_to("real")
+    write_atomically(tmp_path / "link", b"new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_bytes() == b"new"
+    write_atomically("/dev/null", b"new")
+    assert not Path("/dev/null").is_file()
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_atomically(tmp_path / "pipe", b"new")
+    assert os.read(reader, 9) == b"new"
+    os.close(reader)
+
+
+def test_no_temporary_file_can_be_foreseen_or_is_taken_from_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files.secrets, "token_hex", lambda n: "0" * 16)
+    (tmp_path / f".x.{'0' * 16}.unfinished").symlink_to(tmp_path / "prey")
+    with pytest.raises(MinigenError, match="File exists"):
+        write_atomically(tmp_path / "x", b"data")
+    assert not (tmp_path / "prey").exists()
 
 
 def test_a_name_that_another_process_took_for_a_stray_is_not_used(

@@ -17,7 +17,7 @@ from minigen.proof.floats import with_floats
 from minigen.proof.laboratory import Claim, Control, Laboratory, elsewhere
 from minigen.training.config import Config
 from minigen.training.run import Run
-from minigen.training.workers import MPIWorkers
+from minigen.training.workers import Workers
 
 COUNTS = (2, 3, 4)  # beside this one process
 MOST_STEPS = 8  # since processes that share cores wait for each other
@@ -35,7 +35,7 @@ class Outcome:
     unavailable: str = ""
 
 
-class FloatWorkers(MPIWorkers):
+class FloatWorkers(Workers):
     """The mistake: sums of plain floats, in order of the workers."""
 
     def total(self, work: Callable[[], Any], parameters: int) -> Any:
@@ -74,7 +74,7 @@ def report() -> None:
     from mpi4py import MPI
 
     start, config = Path(sys.argv[1]), Config.load(Path(sys.argv[2]))
-    workers = MPIWorkers(MPI.COMM_WORLD)
+    workers = Workers(MPI.COMM_WORLD)
     try:
         run = Run.load(start, config=config, workers=workers)
         floats = Run.load(start, config=config, workers=FloatWorkers(MPI.COMM_WORLD))

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from minigen import files
 from minigen.arguments import checked
 from minigen.errors import MinigenError
 from minigen.exact.arithmetic import log
@@ -58,7 +59,7 @@ def write_report(run: str | Path, out: str | Path | None = None) -> Path:
     facts = gather(run)
     if out is None:
         out = run / "report.html" if run.is_dir() else run.with_suffix(".html")
-    checkpoint.write_atomically(out, _page(_data(facts)).encode())
+    files.write_atomically(out, _page(_data(facts)).encode())
     return Path(out)
 
 

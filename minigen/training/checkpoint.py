@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 
 from minigen.errors import MinigenError
 from minigen.exact.streams import MOST_WORDS
-from minigen.files import explained, replacing
+from minigen.files import explained, write_atomically
 from minigen.model import memory
 from minigen.model.model import PARAMETERS as PARAMETERS
 from minigen.model.model import fingerprint as fingerprint
@@ -135,7 +135,6 @@ def load(path: str | Path, *, moments: bool = True) -> Checkpoint:
         _check_size(path)
         with safe_open(path, framework="numpy") as file:
             description = _unseal(file.metadata() or {})
-            _check_step(description)
             headers = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
             for name, header in headers.items():
                 if header.get_dtype() != "F64":
@@ -190,23 +189,6 @@ def by_step(folder: Path) -> dict[int, Path]:
     with explained(f"cannot read folder {folder}"):
         names = os.listdir(folder)
     return {int(match[1]): folder / name for name in names if (match := _NAME.fullmatch(name))}
-
-
-def write_atomically(path: str | Path, *parts: bytes | memoryview) -> None:
-    """Write the parts, end to end, as the file ``path``: all of them, or it stays as it was.
-
-    Of a link, the file it leads to is meant; a pipe or a device is written to, as it comes. Raises
-    MinigenError where that fails.
-    """
-    path = Path(path)
-    if path.is_dir():
-        raise MinigenError(f"cannot save {path}: it is a folder; name a file in it")
-    with explained(f"cannot save {path}", "; nothing was changed"):
-        target = path.resolve() if path.is_symlink() else path
-        is_special = target.exists() and not target.is_file()
-        with open(target, "wb") if is_special else replacing(target) as file:
-            for part in parts:
-                file.write(part)
 
 
 def _header(tensors: Tensors, text: str) -> bytes:
@@ -288,16 +270,7 @@ def _check_described(described: int, rest: int) -> None:
         )
 
 
-def _check_step(description: dict[str, Any]) -> None:
-    training = description["config"].get("training", {})
-    if description["step"] > training.get("steps", description["step"]):
-        raise _UnfitError(
-            f"it cannot be right: it is at step {description['step']} of training.steps = "
-            f"{training['steps']}"
-        )
-
-
-def _check_config(config: dict[str, Any]) -> None:
+def _check_config(config: dict[str, Any], step: int) -> None:
     """Check what is used of a config before, or without, ``Config.from_dict``."""
     for name, table in config.items():
         if not isinstance(table, dict):
@@ -305,8 +278,11 @@ def _check_config(config: dict[str, Any]) -> None:
     text = config.get("corpus", {}).get("text", "external")
     if text not in ("fables", "external"):  # no path from a checkpoint is ever opened
         raise _UnfitError('corpus.text in it must be "fables" or "external", never a path')
-    if type(config.get("training", {}).get("steps", 0)) is not int:
+    steps = config.get("training", {}).get("steps", step)
+    if type(steps) is not int:
         raise _UnfitError("training.steps in it must be an integer")
+    if step > steps:
+        raise _UnfitError(f"it cannot be right: it is at step {step} of training.steps = {steps}")
 
 
 def _check_description(description: dict[str, Any]) -> None:
@@ -319,7 +295,7 @@ def _check_description(description: dict[str, Any]) -> None:
     for key, kind in kinds.items():
         if type(description[key]) is not kind:
             raise _UnfitError(f"{key} must be of type {kind.__name__}")
-    _check_config(description["config"])
+    _check_config(description["config"], description["step"])
     streams = description["streams"]
     if odd := sorted(streams.keys() - _KNOWN_STREAMS):
         raise _UnfitError(f"it holds a stream that no run has: {odd[0][:80]!r}")

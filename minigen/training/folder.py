@@ -91,7 +91,7 @@ class RunFolder:
 
     def _open(self) -> None:
         """Write the config, and open the logs."""
-        checkpoint.write_atomically(self.path / CONFIG, self.run.config.to_toml().encode())
+        files.write_atomically(self.path / CONFIG, self.run.config.to_toml().encode())
         with files.explained(f"cannot write to {self.path}"):
             files.sync(self.path.parent)  # the folder itself must be there after a power cut
             self._logs = {name: Log(self.path / name) for name in logs.LOGS}

@@ -14,16 +14,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import reduce
 from itertools import product
-from math import inf, prod, sqrt
-from operator import add
+from math import inf, prod
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 from minigen import files
 from minigen.arguments import checked
 from minigen.errors import MinigenError, OptionError
+from minigen.files import write_atomically
 from minigen.training import logs
-from minigen.training.checkpoint import write_atomically
 from minigen.training.config import Config, differences, parse_override
 from minigen.training.folder import CONFIG, RunFolder, examined, require_empty
 
@@ -347,11 +347,5 @@ def _text(value: object) -> str:
 
 
 def _summary(losses: list[float]) -> str:
-    """Mean ± standard deviation."""
-    if not losses:
-        return "-"
-    mean = reduce(add, losses) / len(losses)
-    if len(losses) == 1:
-        return f"{mean:.4f}"
-    squares = reduce(add, [(loss - mean) * (loss - mean) for loss in losses])
-    return f"{mean:.4f} ± {sqrt(squares / (len(losses) - 1)):.4f}"
+    spread = f" ± {stdev(losses):.4f}" if len(losses) > 1 else ""
+    return f"{mean(losses):.4f}{spread}" if losses else "-"

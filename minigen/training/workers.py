@@ -8,7 +8,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -25,15 +25,47 @@ _PATIENCE = 5.0  # seconds between the first and the last worker that meet the s
 _HALF = 2**32  # a loss is sent as two halves, since it may pass 2^53
 
 
+class _Alone:
+    """What a communicator of one process does."""
+
+    rank, size = 0, 1
+
+    def allgather(self, value: T) -> list[T]:
+        return [value]
+
+    def bcast(self, value: T) -> T:
+        return value
+
+    def barrier(self) -> None:
+        pass
+
+
 class Workers:
-    """One process alone: worker 0 of 1.
+    """The processes of an mpi4py communicator, or this one alone, as worker 0 of 1.
 
     ``asked_to_stop`` is for a signal handler to set; ``is_stopping`` tells what all agreed on.
     """
 
-    rank, size = 0, 1
-    communicator: Any = None
-    asked_to_stop = False
+    def __init__(self, communicator: Any = None) -> None:
+        self.communicator: Any = communicator or _Alone()
+        self._machine = self.communicator
+        self.rank, self.size = self.communicator.rank, self.communicator.size
+        self.asked_to_stop = self._is_stopping = False
+        self._broken = ""
+        if communicator:
+            from mpi4py import MPI
+
+            self._mpi = MPI
+            self._farewell = communicator.Dup()  # apart from sums that others may still wait for
+            self._machine = communicator.Split_type(MPI.COMM_TYPE_SHARED)
+            together = set().union(*self._machine.allgather(cores()))
+            use_threads(len(together) // self._machine.size)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Refuse to be copied, and with it any run of several workers."""
+        if self.size > 1:
+            raise MinigenError("a run of several workers cannot be copied: save it, and load that")
+        return vars(self)
 
     def share(self, indices: Integers) -> Integers:
         """Return the part of a batch (N,) that is this worker's: (n,), perhaps none."""
@@ -43,61 +75,12 @@ class Workers:
     def total(self, work: Callable[[], Statistics], parameters: int) -> Statistics:
         """Sum over all workers what ``work`` returns for their shares of a step: the whole step.
 
-        ``parameters`` is the length of its vector.
+        ``parameters`` is the length of its vector. With it go three more numbers: Σ nll in two
+        halves, and who should stop. All are integers whose totals stay below 2^53, so that any
+        order of sums will do; a worker that failed sends NaN, which makes every sum NaN.
         """
-        return work()
-
-    def is_stopping(self) -> bool:
-        """Whether a worker had been asked to stop when the last total was taken."""
-        return self.asked_to_stop
-
-    def step(self, number: int, work: Callable[[], T]) -> T:
-        """Let every worker take a step: all of them do, or the run is broken."""
-        return work()
-
-    def each(self, work: Callable[[], T]) -> T:
-        """Let every worker do the same, the first of each machine before the others."""
-        return work()
-
-    def from_first(self, work: Callable[[], T]) -> T:
-        """Let the first worker do something, and return its result to all."""
-        return work()
-
-    def agree(self, values: Mapping[str, str]) -> None:
-        """Raise MinigenError unless all workers have the same values; it names the first other."""
-
-    def fail_together(self) -> bool:
-        """Whether all workers come here, each with an error, within a few seconds."""
-        return True
-
-    def abort(self, status: int) -> None:
-        """End the workers that wait for one which failed."""
-
-
-class MPIWorkers(Workers):
-    """The processes of an mpi4py communicator."""
-
-    _is_stopping, _broken = False, ""
-
-    def __init__(self, communicator: Any) -> None:
-        from mpi4py import MPI
-
-        self.rank, self.size = communicator.rank, communicator.size
-        self._mpi, self.communicator = MPI, communicator
-        self._farewell = communicator.Dup()  # apart from the sums that others may still wait for
-        self._machine = communicator.Split_type(MPI.COMM_TYPE_SHARED)
-        use_threads(len(set().union(*self._machine.allgather(cores()))) // self._machine.size)
-
-    def __reduce__(self) -> NoReturn:
-        """Refuse to be copied, and any run with it."""
-        raise MinigenError("a run of several workers cannot be copied: save it, and load that")
-
-    def total(self, work: Callable[[], Statistics], parameters: int) -> Statistics:
-        """Send the vector with three more numbers: Σ nll in two halves, and who should stop.
-
-        All are integers whose totals stay below 2^53, so that any order of sums will do; a worker
-        that failed sends NaN, which makes every sum NaN.
-        """
+        if self.size == 1:
+            return work()
         part, error = _attempt(work)
         sent = np.full(parameters + 3, np.nan)
         if part is not None:
@@ -112,21 +95,22 @@ class MPIWorkers(Workers):
         return Statistics(sent[:-3], high * _HALF + low, part.step_size, part.step_size)
 
     def is_stopping(self) -> bool:
-        """See ``Workers``: the same answer on all of them."""
-        return self._is_stopping
+        """Whether any of several had been asked to stop when the last total was taken."""
+        return self.asked_to_stop if self.size == 1 else self._is_stopping
 
     def step(self, number: int, work: Callable[[], T]) -> T:
-        """Let every worker take a step; one that is interrupted in it alone has parted for good."""
+        """Take a step; of several workers, one that is interrupted in it has parted for good."""
         self._require_whole()
         try:
             return work()
         except MinigenError:  # which all of them raise
             raise
         except BaseException:
-            self._broken = (
-                f"this run is broken: its step {number} was interrupted in one of {self.size} "
-                "workers; load its last checkpoint"
-            )
+            if self.size > 1:
+                self._broken = (
+                    f"this run is broken: its step {number} was interrupted in one of {self.size} "
+                    "workers; load its last checkpoint"
+                )
             raise
 
     def _require_whole(self) -> None:
@@ -138,7 +122,7 @@ class MPIWorkers(Workers):
         for turn in (True, False):
             if (self._machine.rank == 0) == turn:
                 result, error = _attempt(work)
-            self._machine.Barrier()
+            self._machine.barrier()
         self._raise_first(error)
         return cast(T, result)
 
@@ -151,7 +135,7 @@ class MPIWorkers(Workers):
         return cast(T, result)
 
     def agree(self, values: Mapping[str, str]) -> None:
-        """Raise MinigenError unless all workers have the same values; it names the first other."""
+        """Raise MinigenError unless all workers have the same values, naming the first other."""
         everyones = self.communicator.allgather(dict(values))
         for what, first in everyones[0].items():
             for rank, its in enumerate(everyones):
@@ -165,14 +149,15 @@ class MPIWorkers(Workers):
         """Raise the first of all workers' errors, if any, saying whose it is if not everyone's."""
         errors: list[MinigenError | None] = self.communicator.allgather(error)
         for rank, first in enumerate(errors):
+            if first and {str(error) for error in errors} == {str(first)}:
+                raise first
             if first:
-                is_everyones = {str(error) for error in errors} == {str(first)}
-                raise (
-                    first if is_everyones else type(first)(f"worker {rank} of {self.size}: {first}")
-                )
+                raise type(first)(f"worker {rank} of {self.size}: {first}")
 
     def fail_together(self) -> bool:
         """Whether all workers come here, each with an error, within a few seconds."""
+        if self.size == 1:
+            return True
         request, deadline = self._farewell.Ibarrier(), time.monotonic() + _PATIENCE
         while not request.Test():
             if time.monotonic() > deadline:
@@ -190,11 +175,9 @@ def join(workers: Any = None) -> Workers:
     """Return the workers of an mpi4py communicator; of none, this process alone."""
     if isinstance(workers, Workers):
         return workers
-    if workers is None:
-        return Workers()
-    if not hasattr(workers, "Allreduce"):
+    if workers is not None and not hasattr(workers, "Allreduce"):
         raise OptionError(f"workers must be a communicator of mpi4py (got {shown(workers)})")
-    return MPIWorkers(workers)
+    return Workers(workers)
 
 
 def from_mpiexec() -> Workers:
@@ -220,7 +203,7 @@ def from_mpiexec() -> Workers:
             f"{started} processes were started, but MPI connects {MPI.COMM_WORLD.size}: use the "
             f"mpiexec of the library that mpi4py loads ({library})"
         )
-    return MPIWorkers(MPI.COMM_WORLD)
+    return Workers(MPI.COMM_WORLD)
 
 
 def _attempt(work: Callable[[], T]) -> tuple[T | None, MinigenError | None]:

@@ -73,6 +73,7 @@ TESTS = {  # beside those of the room that a file is in, and of the source itsel
             "logs": "logs",
             "run": "run resume going_on whole_run workers",
             "sweep": "sweep",
+            "pool": "workers sweep",
             "workers": "workers sweep",
         }.items()
     },

@@ -10,14 +10,12 @@ import re
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors.numpy
 from safetensors import safe_open
 
-from minigen import files
 from minigen.errors import MinigenError
 from minigen.training.checkpoint import (
     Checkpoint,
@@ -25,7 +23,6 @@ from minigen.training.checkpoint import (
     load,
     locate,
     save,
-    write_atomically,
 )
 
 V, K, D = 257, 2, 1
@@ -520,7 +517,7 @@ def test_a_process_killed_while_it_saves_leaves_the_older_checkpoint_in_force(tm
     save(tmp_path / "step-000003.safetensors", make())
     kill = (
         "import os, signal\n"
-        "from minigen.training.checkpoint import write_atomically\n"
+        "from minigen.files import write_atomically\n"
         "os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         f"write_atomically({str(tmp_path / 'step-000004.safetensors')!r}, b'half')\n"
     )
@@ -529,29 +526,6 @@ def test_a_process_killed_while_it_saves_leaves_the_older_checkpoint_in_force(tm
     assert load(locate(tmp_path)).step == 3
     save(tmp_path / "step-000003.safetensors", make())
     assert os.listdir(tmp_path) == ["step-000003.safetensors"]  # the next save removes it
-
-
-def test_a_link_stays_one_and_a_pipe_is_written_to(tmp_path):
-    (tmp_path / "real").write_bytes(b"old")
-    (tmp_path / "link").symlink_to("real")
-    write_atomically(tmp_path / "link", b"new")
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "real").read_bytes() == b"new"
-    write_atomically("/dev/null", b"new")
-    assert not Path("/dev/null").is_file()
-    os.mkfifo(tmp_path / "pipe")
-    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    write_atomically(tmp_path / "pipe", b"new")
-    assert os.read(reader, 9) == b"new"
-    os.close(reader)
-
-
-def test_no_temporary_file_can_be_foreseen_or_is_taken_from_another(tmp_path, monkeypatch):
-    monkeypatch.setattr(files.secrets, "token_hex", lambda n: "0" * 16)
-    (tmp_path / f".x.{'0' * 16}.unfinished").symlink_to(tmp_path / "prey")
-    with pytest.raises(MinigenError, match="File exists"):
-        write_atomically(tmp_path / "x", b"data")
-    assert not (tmp_path / "prey").exists()
 
 
 def test_the_file_is_as_readable_as_any_other_file(path):
@@ -577,13 +551,6 @@ def test_a_description_that_json_cannot_hold_is_refused(tmp_path):
         with pytest.raises(MinigenError, match=r"cannot save .*must be JSON"):
             save(tmp_path / "x", checkpoint)
     assert os.listdir(tmp_path) == []
-
-
-def test_any_bytes_can_be_written_atomically(tmp_path):
-    write_atomically(tmp_path / "x", b"a", memoryview(b"bc"))
-    write_atomically(tmp_path / "x", b"d")
-    assert (tmp_path / "x").read_bytes() == b"d"
-    assert os.listdir(tmp_path) == ["x"]
 
 
 # ── MODEL ────────────────────────────────────────────────────────────────────────────────────────

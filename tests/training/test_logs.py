@@ -410,7 +410,7 @@ def test_every_command_reads_logs_so(
 )
 def test_a_line_holds_a_step_and_numbers_texts_and_ids_in_their_ranges(inside, outside) -> None:
     assert parse(f"{{{inside}}}".encode()) == json.loads(f"{{{inside}}}")
-    with pytest.raises(ValueError, match=r"of the wrong kind|it holds Infinity"):
+    with pytest.raises(ValueError, match="of the wrong kind"):
         parse(f"{{{outside}}}".encode())
 
 

@@ -22,7 +22,7 @@ from minigen.model.head import project
 from minigen.model.model import Model
 from minigen.text import corpus
 from minigen.text.tokenizer import ByteTokenizer
-from minigen.training.workers import MPIWorkers
+from minigen.training.workers import Workers
 
 TEXT = "The fox saw the grapes. The grapes were high.\nThe fox said: they are sour.\n" * 4
 STEPS = 5
@@ -145,7 +145,7 @@ def test_a_text_that_was_interrupted_took_no_words():
 
 def test_an_interrupted_run_of_several_workers_says_that_it_is_broken(monkeypatch, tmp_path):
     run = new_run()
-    run.workers = object.__new__(MPIWorkers)
+    run.workers = Workers()
     run.workers.size = 2
     monkeypatch.setattr(run, "_draw_statistics", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):

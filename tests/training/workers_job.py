@@ -21,7 +21,7 @@ from minigen.model import engines as engine_room
 from minigen.model import kernels, parallel
 from minigen.model.gradient import Statistics
 from minigen.training import workers
-from minigen.training.workers import MPIWorkers
+from minigen.training.workers import Workers
 from tests.conftest import TINY
 
 WORLD = MPI.COMM_WORLD
@@ -62,12 +62,12 @@ def exchanges() -> dict[str, Any]:
 def threads() -> Any:
     """Tell how many threads each worker has, and how many there were."""
     allowed = parallel.resources()[0]
-    return [allowed, WORLD.allgather((MPIWorkers(WORLD), parallel.resources()[0])[1])]
+    return [allowed, WORLD.allgather((Workers(WORLD), parallel.resources()[0])[1])]
 
 
 def stops() -> Any:
     """Tell who knows that it should stop, before and after a total, and once nobody asks."""
-    group, none = MPIWorkers(WORLD), Statistics(np.zeros(2), 0, 0, 8)
+    group, none = Workers(WORLD), Statistics(np.zeros(2), 0, 0, 8)
     told = []
     for asks in (False, True, False):
         group.asked_to_stop = asks and WORLD.rank == 1
@@ -82,13 +82,13 @@ def total() -> Any:
     mine = [3 * 2**62 - 1, 5, 0][WORLD.rank]
     part = Statistics(np.array([3 * 2.0**50, -1.0 - WORLD.rank]), mine, 4, 8)
     none = Statistics(np.zeros(2), 0, 0, 8)
-    summed = MPIWorkers(WORLD).total(lambda: part if WORLD.rank < 2 else none, 2)
+    summed = Workers(WORLD).total(lambda: part if WORLD.rank < 2 else none, 2)
     return [summed.vector.tolist(), summed.loss, summed.count, summed.step_size]
 
 
 def errors() -> list[list[str]]:
     """Return what each worker is told where something goes wrong with one, or with all of them."""
-    group = MPIWorkers(WORLD)
+    group = Workers(WORLD)
     config = Config.load("fables", TINY)
 
     def fail(who: Any) -> Any:
@@ -118,7 +118,7 @@ def errors() -> list[list[str]]:
 
 def turns() -> Any:
     """Tell who does what: the first worker of the machine goes before the others."""
-    group, path = MPIWorkers(WORLD), Path("left")
+    group, path = Workers(WORLD), Path("left")
     found = group.each(lambda: path.exists() or bool(path.write_text("x") and False))
     done = group.from_first(lambda: WORLD.rank)
     return [WORLD.allgather(found), WORLD.allgather(done)]
