@@ -232,6 +232,7 @@ def test_arrays_of_any_shape_layout_and_type_give_float64_of_the_same_shape(func
     assert function(x[::-2, 1::3]).tobytes() == whole[::-2, 1::3].tobytes()
     assert [function(float(value)) for value in x.reshape(-1)] == whole.reshape(-1).tolist()
     assert function(3) == function(np.float32(3)) == function(np.array(3)) == function([3.0])[0]
+    assert type(function(np.longdouble(3))) is np.float64
     assert function(np.empty((0, 3))).shape == (0, 3)
     x.flags.writeable = False
     assert function(x).tobytes() == whole.tobytes()

@@ -12,7 +12,7 @@ import pytest
 from minigen import Config, Run
 from minigen.errors import MinigenError
 from minigen.exact import selfcheck
-from minigen.exact.arithmetic import exact_matmul
+from minigen.exact.arithmetic import exact_matmul, grid_bits
 from minigen.exact.selfcheck import check, fault_of_numbers
 from minigen.model.model import Model
 from minigen.text import corpus, token_cache
@@ -108,7 +108,7 @@ def test_this_process_is_admitted_whatever_the_shape(longest_sum, columns):
 def test_another_rounding_mode_is_refused_and_named(mode, name):
     with floating_point(rounding=mode):
         said = message(512, 257)
-    assert f"floats are rounded {name}" in said
+    assert f"floats are rounded {name}, not to the nearest" in said
 
 
 @on_linux_x86
@@ -141,6 +141,11 @@ def test_it_is_told_whose_numbers_are_wrong(whose, monkeypatch):
     fault = lambda number: "numbers" * isinstance(number(1.0), wrong)  # noqa: E731
     monkeypatch.setattr(selfcheck, "fault_of_numbers", fault)
     assert message(512, 257).endswith(f": {whose} numbers")
+
+
+def test_a_part_of_a_vector_that_computes_otherwise_is_noticed():
+    """As where one unit of several is in another mode."""
+    assert "in an unknown way" in fault_of_numbers(lambda x: np.array([x, x, 0.0]))
 
 
 @pytest.mark.parametrize("position", range(3))
@@ -189,6 +194,31 @@ def split_in_halves_of_factors(a, b):
 @pytest.mark.parametrize("longest_sum", [2, 512, 8192])
 def test_a_blas_that_is_not_exact_is_refused_and_named(multiply, longest_sum):
     assert "BLAS does not add products" in message(longest_sum, 257, multiply=multiply)
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_each_of_both_products_is_looked_at(wrong):
+    """As a step needs them: h·W, and the transposed ones of its gradient."""
+    ways = [exact_matmul, exact_matmul]
+    ways[wrong] = with_one_entry_wrong
+    assert "BLAS does not add products" in message(512, 257, lambda a, b: ways.pop(0)(a, b))
+
+
+@pytest.mark.parametrize(
+    ("longest_sum", "columns", "rows", "inner", "side"),
+    [(512, 257, 8, 512, 64), (5000, 3, 6, 5000, 3), (5000, 257, 6, 5000, 6)]
+    + [(2, 1, 8, 2, 1), (1 << 15, 9, 1, 1 << 15, 1), (1 << 21, 9, 1, 1 << 15, 1)],
+)
+def test_it_tries_the_models_products_up_to_a_limit_with_sums_near_2_to_the_53(
+    longest_sum, columns, rows, inner, side
+):
+    seen = []
+    check(longest_sum, columns, lambda a, b: seen.append((a, b)) or exact_matmul(a, b))
+    (a, b), _ = seen
+    assert (a.shape, b.shape) == ((rows, inner), (inner, side))
+    largest = 2.0 ** grid_bits(inner) - 1.0
+    assert np.abs(a).max() == np.abs(b).max() == largest
+    assert 2.0**51 < np.abs(exact_matmul(a, b)).max() == inner * largest**2 < 2.0**53
 
 
 @pytest.mark.parametrize("state", ["raise", "warn"])
