@@ -345,9 +345,8 @@ const twin = (() => {
   function share(fraction, of) {
     const [, whole, digits = "", exponent = "0"] = /^(\d+)(?:\.(\d+))?(?:e(.+))?$/.exec(fraction);
     const numerator = BigInt(whole + digits) * BigInt(of);
-    const power = digits.length - Number(exponent);
-    const denominator = 10n ** BigInt(Math.max(0, power));
-    return Number((numerator * 10n ** BigInt(Math.max(0, -power)) + denominator - 1n) / denominator);
+    const denominator = 10n ** BigInt(digits.length - Number(exponent)); // fractions are at most 1
+    return Number((numerator + denominator - 1n) / denominator);
   }
 
   const SLACK = powerOfTwo(-40);

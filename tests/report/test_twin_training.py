@@ -429,6 +429,14 @@ def test_samples_from_the_batches_stream_part_at_the_step_after_the_first(page):
     assert node("train", page, "--mistake", "--until", 4).returncode == 0
 
 
+def test_the_mistake_takes_one_word_of_the_batches_stream_for_each_token(page):
+    before, after, then = ask("positions", data=training_of(page), steps=5)[2:]
+    assert before == 3 * RUN["training.batch_size"]
+    words = after - 4 * RUN["training.batch_size"]
+    assert 0 < words <= RUN["sampling.max_new_tokens"]
+    assert then == after + RUN["training.batch_size"]
+
+
 def test_divergence_is_one_line_with_its_step(page):
     optimizer = {**training_of(page)["optimizer"], "learning_rate": 1e130, "warmup_steps": 0}
     answer = json.loads(node("train", forged(page, optimizer=optimizer)[0]).stdout)

@@ -132,6 +132,11 @@ const answers = {
   rates: ({ options, steps }) =>
     coded(Array.from({ length: steps }, (_, i) => twin.learningRate(i + 1, steps, options))),
 
+  positions: ({ data, steps }) => {
+    const run = new twin.Run(data, { mistake: true });
+    return Array.from({ length: steps }, () => run.train().optimizer_position);
+  },
+
   initial: ({ seed, shape }) => coded(twin.initialWeights(seed, shape)),
 
   gradients: ({ cases }) =>
