@@ -206,8 +206,14 @@ def test_each_of_both_products_is_looked_at(wrong):
 
 @pytest.mark.parametrize(
     ("longest_sum", "columns", "rows", "inner", "side"),
-    [(512, 257, 8, 512, 64), (5000, 3, 6, 5000, 3), (5000, 257, 6, 5000, 6)]
-    + [(2, 1, 8, 2, 1), (1 << 15, 9, 1, 1 << 15, 1), (1 << 21, 9, 1, 1 << 15, 1)],
+    [
+        (512, 257, 8, 512, 64),
+        (2, 1, 8, 2, 1),
+        (5000, 3, 6, 5000, 3),
+        (5000, 257, 6, 5000, 6),
+        (1 << 15, 9, 1, 1 << 15, 1),
+        (1 << 21, 9, 1, 1 << 15, 1),
+    ],
 )
 def test_it_tries_the_models_products_up_to_a_limit_with_sums_near_2_to_the_53(
     longest_sum, columns, rows, inner, side
