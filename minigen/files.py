@@ -122,20 +122,6 @@ class Ownership:
     The lock is the system's, on the folder itself: it leaves no file, and dies with its process.
     """
 
-    def __init__(self, folder: Path, descriptor: int) -> None:
-        weakref.finalize(self, os.close, descriptor)
-        locked = _lock(descriptor)
-        if locked is False:
-            raise MinigenError(
-                f"{folder} is being written to by {_owner(descriptor)}: wait for its end, or name "
-                "another folder with --out"
-            )
-        if locked is None:
-            warnings.warn(
-                f"{folder} cannot be locked here: start no second process that writes to it",
-                stacklevel=3,
-            )
-
 
 _owned: "weakref.WeakValueDictionary[tuple[int, int], Ownership]" = weakref.WeakValueDictionary()
 
@@ -151,8 +137,20 @@ def own(folder: Path) -> Ownership | None:
     if owned := _owned.get(key):
         os.close(descriptor)
         return owned
-    ownership = _owned[key] = Ownership(folder, descriptor)
-    return ownership
+    owned = Ownership()
+    weakref.finalize(owned, os.close, descriptor)
+    if (locked := _lock(descriptor)) is False:
+        raise MinigenError(
+            f"{folder} is being written to by {_owner(descriptor)}: wait for its end, or name "
+            "another folder with --out"
+        )
+    if locked is None:
+        warnings.warn(
+            f"{folder} cannot be locked here: start no second process that writes to it",
+            stacklevel=2,
+        )
+    _owned[key] = owned
+    return owned
 
 
 def _owner(descriptor: int) -> str:

@@ -15,7 +15,7 @@ from minigen.cli.outlets import visible
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-    from minigen.text.corpus import Progress
+    from minigen.text.documents import Progress
 
 _LONG = 4 << 20  # bytes of a text that take a second or more
 _TICK = 1.0  # seconds

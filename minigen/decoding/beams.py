@@ -15,11 +15,11 @@ SMALLEST = 2.0**-1022  # of the normal numbers
 
 
 class Beam(NamedTuple):
-    """New tokens of one text, the sum of their log-probabilities, and its last bytes."""
+    """New tokens of a text, the sum of their log-probabilities, what may become a stop string."""
 
     token_ids: tuple[int, ...]
     total: float
-    tail: bytes
+    held: bytes
 
 
 class Found(NamedTuple):
@@ -86,9 +86,12 @@ def search(task: Task, prompt: Text, num_beams: int, length_penalty: float) -> l
         parents: list[int] = []
         for rank, index in enumerate(best_first(totals.ravel(), 2 * num_beams).tolist()):
             parent, token = divmod(index, model.vocab_size)
-            tail, cut = task.stops.read(beams[parent].tail, task.token_bytes(token))
-            beam = Beam((*beams[parent].token_ids, token), float(totals[parent, token]), tail)
-            stopped = cut and n >= policy.min_new_tokens
+            token_ids, _, held = beams[parent]
+            data = task.token_bytes(token)
+            certain, stop = task.stops.read(held, data)
+            total = float(totals[parent, token])
+            beam = Beam((*token_ids, token), total, (held + data)[certain:])
+            stopped = stop is not None and n >= policy.min_new_tokens
             if token == END_OF_TEXT or stopped or n == task.max_new_tokens:
                 if rank < num_beams:
                     finished.append(found(beam))

@@ -11,13 +11,13 @@ import numpy as np
 from minigen.decoding.policy import SIZE, DeadEndError, Policy
 from minigen.errors import MinigenError, OptionError
 from minigen.exact.arithmetic import Floats, Integers
-from minigen.exact.streams import Stream, Words
+from minigen.exact.streams import Stream
 from minigen.model import head
 from minigen.text.tokenizer import END_OF_TEXT, ByteTokenizer, Text, Texts, TextStream, characters
 
 FinishReason = Literal["length", "stop", "end_of_text", "dead_end"]
 
-_WORDS_AHEAD = 64  # drawn at once from each stream; a stream's position counts those used
+_WORDS_AHEAD = 64  # drawn at once from each stream
 _BLOCK = 1 << 16  # logits held at once where a whole text is scored
 _MOST_ROWS, _MOST_LOGITS = 256, 1 << 20  # worked on at once, of however many prompts
 
@@ -66,35 +66,28 @@ class Piece(NamedTuple):
 
 
 class StopStrings:
-    """Finds stop strings in bytes that arrive in parts, whatever the parts.
-
-    ``reach``: how many bytes of the text so far one may have begun in.
-    """
+    """Finds stop strings in bytes that arrive in parts, whatever the parts."""
 
     def __init__(self, stop: Text | Texts = ()):
         strings = [stop] if isinstance(stop, Text) else stop
         self.strings = [characters(string).encode("latin-1") for string in strings]
         if b"" in self.strings:
             raise OptionError("a stop string must not be empty (got ''); leave it out")
-        self.reach = max(map(len, self.strings), default=1) - 1
 
-    def read(self, tail: bytes, data: bytes) -> tuple[bytes, int]:
-        """Read more bytes after the tail of a text, its last ``reach`` bytes.
+    def read(self, held: bytes, data: bytes) -> tuple[int, int | None]:
+        """Read bytes after those that were held back, since they may become a stop string.
 
-        Returns the new tail, and how many bytes to cut off: the stop string that is complete first
-        (of several the longest) and what comes after it; 0 if none is complete.
+        Of both together, returns how many need not be held, and how many stand before the stop
+        string that is now complete (of several the first, then the longest); None if none is.
         """
-        text = tail + data
+        text = held + data
         found = []
         for string in self.strings:
-            start = text.find(string, max(0, len(tail) - len(string) + 1))
+            start = text.find(string, max(0, len(held) - len(string) + 1))
             if start >= 0:
                 found.append((start + len(string), start))
-        return text[max(0, len(text) - self.reach) :], len(text) - min(found)[1] if found else 0
-
-    def begun(self, tail: bytes) -> int:
-        """How many bytes at the end of a text may still become a stop string."""
-        return max(_overlap(tail, string) for string in self.strings)
+        begun = max((_overlap(text, string) for string in self.strings), default=0)
+        return len(text) - begun, min(found)[1] if found else None
 
 
 def _overlap(text: bytes, string: bytes) -> int:
@@ -144,7 +137,7 @@ class Row:
         self.prompt_ids = task.tokenizer.encode(prompt).ids
         self.token_ids: list[int] = []
         self._pieces: list[str] = []
-        self._tail, self._held, self._decoder = b"", b"", TextStream()
+        self._held, self._decoder = b"", TextStream()
         self._decoder.push(characters(prompt[-3:]).encode("latin-1"))
 
     def push(self, token: int, **facts: Any) -> Piece:
@@ -165,15 +158,15 @@ class Row:
 
     def _certain(self, data: bytes) -> tuple[str, bool]:
         """Add bytes; return the text that is now certain, and whether a stop string ended it."""
-        stops = self._task.stops
-        if not stops.strings:
+        if not self._task.stops.strings:  # the most frequent case
             return self._decoder.push(data), False
-        self._tail, cut = stops.read(self._tail, data)
-        stopped = cut > 0 and len(self.token_ids) >= self._task.policy.min_new_tokens
-        held = self._held + data
-        certain = len(held) - (cut if stopped else stops.begun(self._tail))
-        self._held = b"" if stopped else held[certain:]
-        return self._decoder.push(held[:certain]), stopped
+        text = self._held + data
+        certain, stop = self._task.stops.read(self._held, data)
+        if stop is None or len(self.token_ids) < self._task.policy.min_new_tokens:
+            self._held = text[certain:]
+            return self._decoder.push(text[:certain]), False
+        self._held = b""
+        return self._decoder.push(text[:stop]), True
 
     def give_up(self, dead_end: DeadEndError, **facts: Any) -> Piece:
         """End the text where no token is left."""
@@ -195,31 +188,14 @@ class Row:
         return Continuation(self.prompt, text, self.token_ids, reason, log_p, **facts)
 
 
-class WordSource:
-    """The next word of each of several streams; draws ahead, but counts only what was used."""
-
-    def __init__(self, streams: Sequence[Stream]):
-        self._streams = list(streams)
-        self._words = np.empty((len(streams), 0), dtype=np.uint64)
-        self._used = 0
-
-    def take(self) -> Words:
-        """One word of each stream, (R,)."""
-        if self._used == self._words.shape[1]:
-            positions = [stream.position for stream in self._streams]
-            self._words = np.stack([stream.words(_WORDS_AHEAD) for stream in self._streams])
-            for stream, position in zip(self._streams, positions, strict=True):
-                stream.position = position
-            self._used = 0
-        for stream in self._streams:
-            stream.position += 1
-        self._used += 1
-        return self._words[:, self._used - 1]
-
-    def select(self, rows: list[int]) -> None:
-        """Go on with these streams."""
-        self._streams = [self._streams[row] for row in rows]
-        self._words = self._words[rows]
+def _words(stream: Stream) -> Iterator[int]:
+    """Yield the words of a stream: drawn ahead, but its position counts only those used."""
+    while True:
+        position = stream.position
+        for word in stream.words(_WORDS_AHEAD).tolist():
+            position += 1
+            stream.position = position
+            yield word
 
 
 def padded_contexts(texts: Sequence[Sequence[int]], context_length: int) -> Integers:
@@ -291,23 +267,23 @@ def generate(
         while batch := list(islice(rows, height)):
             own = list(islice(words, len(batch)))
             check_prompts(batch, policy, own, takes)
-            yield from _generate(task, batch, WordSource(own))
+            yield from _generate(task, batch, [*map(_words, own)])
 
     return batches()
 
 
-def _generate(task: Task, rows: list[Row], words: WordSource) -> Iterator[Piece]:
-    """Continue the texts of a batch, a row each; those that end leave it."""
+def _generate(task: Task, rows: list[Row], words: list[Iterator[int]]) -> Iterator[Piece]:
+    """Continue the texts of a batch, a row each, with words of its own; those that end leave it."""
     model, policy = task.model, task.policy
     prompts = [row.prompt_ids for row in rows]
     contexts = padded_contexts(prompts, model.context_length)  # (R, K)
     history = policy.history(prompts, model.vocab_size)
 
     def keep(staying: list[int]) -> None:
-        nonlocal rows, contexts
-        rows, contexts = [rows[i] for i in staying], contexts[staying]
+        nonlocal rows, words, contexts
+        rows, words = [rows[i] for i in staying], [words[i] for i in staying]
+        contexts = contexts[staying]
         history.select(staying)
-        words.select(staying)
 
     while rows:
         logits = model.logits(contexts)
@@ -319,7 +295,7 @@ def _generate(task: Task, rows: list[Row], words: WordSource) -> Iterator[Piece]
             z = z[~dead]
             if not rows:
                 return
-        tokens = policy.pick(z, words.take)
+        tokens = policy.pick(z, lambda: np.array([*map(next, words)], dtype=np.uint64))
         contexts[:, :-1] = contexts[:, 1:]
         contexts[:, -1] = tokens
         chosen = tokens.tolist()

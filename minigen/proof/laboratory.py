@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from minigen.exact.streams import Stream
 from minigen.files import explained
-from minigen.text.corpus import Progress
+from minigen.text.documents import Progress
 from minigen.training import checkpoint
 from minigen.training.config import Config
 from minigen.training.run import Run, StepRecord

@@ -12,7 +12,7 @@ from minigen.arguments import checked
 from minigen.proof import experiments, wholeness, workers
 from minigen.proof.environments import environment
 from minigen.proof.laboratory import Claim, Laboratory
-from minigen.text.corpus import Progress
+from minigen.text.documents import Progress
 from minigen.training.config import Config
 
 Experiment = Callable[[Laboratory], Claim]

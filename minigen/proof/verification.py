@@ -20,7 +20,7 @@ from minigen.arguments import checked
 from minigen.errors import MinigenError, OptionError
 from minigen.exact.streams import Stream
 from minigen.proof.laboratory import kept_text
-from minigen.text.corpus import Progress
+from minigen.text.documents import Progress
 from minigen.training import checkpoint
 from minigen.training.config import CONFIG, Config, deciding_differences, located
 from minigen.training.logs import METRICS, fault, read_lines

@@ -19,9 +19,16 @@ from numpy.typing import NDArray
 from minigen.errors import MinigenError, OptionError
 from minigen.exact.arithmetic import exact_sum
 from minigen.text import token_cache
-from minigen.text.documents import BLOCK, LARGE, Reader, Source, find, in_memory
-from minigen.text.documents import Documents as Documents
-from minigen.text.documents import Progress as Progress
+from minigen.text.documents import (
+    BLOCK,
+    LARGE,
+    Documents,
+    Progress,
+    Reader,
+    Source,
+    find,
+    in_memory,
+)
 from minigen.text.token_cache import Kept, TokenFile
 from minigen.text.tokenizer import (
     BYTE_VOCABULARY,
@@ -243,18 +250,13 @@ def _divide(whole: Tokens, validation_fraction: float, keep: Callable[..., Kept]
 
 def _nearest_end(whole: Tokens, ideal: int) -> int | None:
     """Return the index of the ``<|endoftext|>`` inside that is nearest, of two the first."""
-    last = len(whole)
-    for reach in range(0, last, BLOCK):  # outwards
-        before = max(ideal - reach - BLOCK, 1), max(ideal - reach, 1)
-        after = min(ideal + reach, last), min(ideal + reach + BLOCK, last)
-        found = [
-            start + at
-            for start, stop in (before, after)
-            for at in np.flatnonzero(whole.read(start, stop) == END_OF_TEXT).tolist()
-        ]
-        if found:
-            return min(found, key=lambda at: abs(at - ideal))
-    return None
+    nearest: list[int] = []  # of each block
+    for i, block in enumerate(whole.blocks()):
+        ends = i * BLOCK + np.flatnonzero(block == END_OF_TEXT)
+        ends = ends[(ends > 0) & (ends < len(whole))]
+        if len(ends):
+            nearest.append(int(ends[np.abs(ends - ideal).argmin()]))
+    return min(nearest, key=lambda end: abs(end - ideal), default=None)
 
 
 def _characters(part: Tokens, report: Callable[[int, int], None]) -> Iterator[str]:

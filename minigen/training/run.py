@@ -25,7 +25,8 @@ from minigen.model.model import Model
 from minigen.model.optimizer import Optimizer
 from minigen.model.parallel import scratch
 from minigen.text import corpus
-from minigen.text.corpus import Corpus, Progress, Tokens
+from minigen.text.corpus import Corpus, Tokens
+from minigen.text.documents import Progress
 from minigen.text.tokenizer import ByteTokenizer, Text, Texts
 from minigen.training import checkpoint
 from minigen.training.config import Config, located, require_same

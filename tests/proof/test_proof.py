@@ -12,7 +12,7 @@ import pytest
 
 from minigen import Config, Run
 from minigen.cli import run as command
-from minigen.decoding.generation import WordSource
+from minigen.decoding import generation, policy
 from minigen.errors import MinigenError
 from minigen.exact.streams import Stream
 from minigen.model.model import Model, Statistics
@@ -190,17 +190,14 @@ def test_text_that_moves_a_weight_fails_the_claim_on_decoding(laboratory, monkey
 
 
 def test_words_shared_by_the_rows_of_a_batch_fail_the_claim_on_replay(laboratory, monkeypatch):
-    take = WordSource.take
-
-    def careless(source):
-        return take(source)[::-1]
+    draw = policy.draw
 
     def seeded(seed, name):
         streams[name] = streams.get(name, 0) + 1
         return Stream(seed, f"{name}/{streams[name]}")
 
     streams = {}
-    monkeypatch.setattr(WordSource, "take", careless)
+    monkeypatch.setattr(policy, "draw", lambda w, words: draw(w, words[::-1]))
     monkeypatch.setattr(experiments, "Stream", seeded)
     assert failed(experiments.replay(laboratory()), "the other way round: another text")
 
@@ -286,7 +283,7 @@ def test_streams_behind_the_model_fail_the_claim_on_threads(laboratory, monkeypa
     """Words that all threads draw from one place, whatever stream each was given."""
     shared = Stream(0, "inference")
     lab = laboratory()
-    monkeypatch.setattr(WordSource, "take", lambda source: shared.words(len(source._streams)))
+    monkeypatch.setattr(generation, "_words", lambda _stream: iter(shared.word, None))
     assert failed(wholeness.threads(lab), "together: other texts")
 
 
