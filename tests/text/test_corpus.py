@@ -401,6 +401,7 @@ def test_one_document_is_cut_as_its_definition_says(pieces, fraction):
     st.sampled_from([3, 5, 1 << 20]),
 )
 @example([b"aaaa", b"bbbbb", b"ccc"], 7 / 15, 1 << 20)  # 8 of 15: as far from 5 as from 11
+@example([b"aaaa", b"bbbbb", b"ccc"], 7 / 15, 5)  # the same, in two blocks
 def test_many_documents_are_cut_at_the_nearest_boundary_inside(texts, fraction, block):
     with pytest.MonkeyPatch.context() as patch:
         set_block(patch, block)
