@@ -49,7 +49,7 @@ class Config(Tables):
         }
         for name, table in _read(path).items():
             tables[name] = {**tables.get(name, {}), **table} if isinstance(table, dict) else table
-        return cls._build(tables, overrides or {}, source=str(path))
+        return cls._build(tables, overrides, source=str(path))
 
     @classmethod
     @checked
@@ -65,7 +65,7 @@ class Config(Tables):
                 f"{path} is empty: put back into it the config that the run had (minigen info "
                 f"{shlex.quote(str(folder))} lists it), or train anew with --out"
             )
-        return cls._build(tables, overrides or {}, source=str(path))
+        return cls._build(tables, overrides, source=str(path))
 
     @classmethod
     @checked
@@ -74,7 +74,7 @@ class Config(Tables):
 
         A key that it lacks, since it was saved before the key existed, means what was before.
         """
-        return cls._build(tables, {}, source)
+        return cls._build(tables, None, source)
 
     @checked
     def override(self, overrides: Mapping[str, object]) -> Self:
@@ -82,8 +82,8 @@ class Config(Tables):
         return self._build(self.model_dump(), overrides, source="config")
 
     @classmethod
-    def _build(cls, tables: Values, overrides: Mapping[str, object], source: str) -> Self:
-        changed = _laid_over(tables, overrides)
+    def _build(cls, tables: Values, overrides: Mapping[str, object] | None, source: str) -> Self:
+        changed = _laid_over(tables, overrides or {})
         try:
             return cls.model_validate(changed)
         except ValidationError as error:

@@ -63,15 +63,14 @@ CorpusText = Annotated[
 OptimizerName: Any = Literal[tuple(OPTIMIZERS)]
 
 
-def key(default: Any, comment: str, *, before: Any = ..., decides_weights: bool = True) -> Any:
-    """Return the entry of a key, beside its type.
+def key(default: Any, comment: str, *, before: Any = ..., **more: Any) -> Any:
+    """Return the entry of a key, beside its type; ``more`` is what else a ``Key`` says.
 
     ``default`` is that of a config which somebody writes. One that was saved with a run lists every
     key that there was: one that it lacks means ``before``, how things were without the key, and is
     at fault where no run was ever saved without it.
     """
-    extra = {"default": default, "decides_weights": decides_weights, "example": None}
-    return Field(before, description=comment, json_schema_extra=extra)
+    return Field(before, description=comment, json_schema_extra={"default": default, **more})
 
 
 class _Table(BaseModel):
@@ -230,9 +229,9 @@ class _SamplingTable(_Table):
 def _option(name: str) -> tuple[Any, Any]:
     """Return type and entry of a policy's option, which was off before it existed."""
     option = OPTIONS[name]
-    extra: dict[str, Any] = {"default": 0.5 if name == "temperature" else option.default}
-    extra |= {"decides_weights": False, "example": option.example}
-    return Any, Field(option.default, description=option.help, json_schema_extra=extra)
+    default = 0.5 if name == "temperature" else option.default
+    more = {"decides_weights": False, "example": option.example}
+    return Any, key(default, option.help, before=option.default, **more)
 
 
 if TYPE_CHECKING:
@@ -295,8 +294,8 @@ class Key:
     default: Any
     comment: str
     rule: str
-    decides_weights: bool
-    example: Any
+    decides_weights: bool = True
+    example: Any = None
 
 
 def _rule(field: FieldInfo) -> str:

@@ -48,13 +48,13 @@ def split_values(text: str) -> list[str]:
     """
     pieces, values = text.split(","), []
     while pieces:
-        size = 1
-        if pieces[0].strip().startswith(("[", "{", '"', "'")):
-            texts = [",".join(pieces[:n]) for n in range(1, len(pieces) + 1)]
-            is_toml = (parse_override(f"value={text}")[1] != text for text in texts)
-            size = next((n for n, is_whole in enumerate(is_toml, 1) if is_whole), 1)
-        values.append(",".join(pieces[:size]).strip())
-        del pieces[:size]
+        value = pieces.pop(0)
+        if value.strip().startswith(("[", "{", '"', "'")):
+            wholes = (",".join([value, *pieces[:n]]) for n in range(len(pieces) + 1))
+            are_toml = (one for one in wholes if parse_override(f"value={one}")[1] != one)
+            value = next(are_toml, value)
+            del pieces[: value.count(",")]
+        values.append(value.strip())
     return values
 
 
