@@ -135,6 +135,7 @@ def load(path: str | Path, *, moments: bool = True) -> Checkpoint:
         _check_size(path)
         with safe_open(path, framework="numpy") as file:
             description = _unseal(file.metadata() or {})
+            _check_step(description)
             headers = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
             for name, header in headers.items():
                 if header.get_dtype() != "F64":
@@ -270,7 +271,13 @@ def _check_described(described: int, rest: int) -> None:
         )
 
 
-def _check_config(config: dict[str, Any], step: int) -> None:
+def _check_step(description: dict[str, Any]) -> None:
+    step, training = description["step"], description["config"].get("training", {})
+    if step > (steps := training.get("steps", step)):
+        raise _UnfitError(f"it cannot be right: it is at step {step} of training.steps = {steps}")
+
+
+def _check_config(config: dict[str, Any]) -> None:
     """Check what is used of a config before, or without, ``Config.from_dict``."""
     for name, table in config.items():
         if not isinstance(table, dict):
@@ -278,11 +285,8 @@ def _check_config(config: dict[str, Any], step: int) -> None:
     text = config.get("corpus", {}).get("text", "external")
     if text not in ("fables", "external"):  # no path from a checkpoint is ever opened
         raise _UnfitError('corpus.text in it must be "fables" or "external", never a path')
-    steps = config.get("training", {}).get("steps", step)
-    if type(steps) is not int:
+    if type(config.get("training", {}).get("steps", 0)) is not int:
         raise _UnfitError("training.steps in it must be an integer")
-    if step > steps:
-        raise _UnfitError(f"it cannot be right: it is at step {step} of training.steps = {steps}")
 
 
 def _check_description(description: dict[str, Any]) -> None:
@@ -295,7 +299,7 @@ def _check_description(description: dict[str, Any]) -> None:
     for key, kind in kinds.items():
         if type(description[key]) is not kind:
             raise _UnfitError(f"{key} must be of type {kind.__name__}")
-    _check_config(description["config"], description["step"])
+    _check_config(description["config"])
     streams = description["streams"]
     if odd := sorted(streams.keys() - _KNOWN_STREAMS):
         raise _UnfitError(f"it holds a stream that no run has: {odd[0][:80]!r}")

@@ -764,6 +764,7 @@ def test_a_demo_that_is_interrupted_saves_its_run_and_says_how_to_go_on(
 def test_a_demo_is_for_one_process(minigen: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     several = Workers()
     several.size = 2
+    several.fail_together = lambda: True  # type: ignore[method-assign]
     monkeypatch.setattr(workers, "from_mpiexec", lambda: several)
     result = minigen("demo", *SHORT)
     assert (result.status, result.err.count("\n")) == (2, 1)

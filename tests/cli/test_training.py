@@ -155,11 +155,9 @@ def test_a_second_ctrl_c_does_not_wait_for_the_end_of_a_step() -> None:
 class Second(Workers):
     """The second of two workers, which ``together`` fails with the other or alone."""
 
-    rank, size = 1, 2
-
     def __init__(self, *, together: bool) -> None:
         super().__init__()
-        self.together = together
+        self.rank, self.size, self.together = 1, 2, together
         self.aborted: list[int] = []
 
     def fail_together(self) -> bool:

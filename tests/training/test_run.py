@@ -232,4 +232,5 @@ def test_of_several_workers_an_error_that_all_have_breaks_no_run(monkeypatch):
     monkeypatch.setattr(Run, "_advance", fails)
     refused(MinigenError, run.train)
     monkeypatch.setattr(Run, "_advance", advance)
+    run.workers.size = 1
     assert len(run.train()) == 3
