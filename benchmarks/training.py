@@ -14,7 +14,7 @@ from minigen.model.gradient import is_cheaper_by_table
 from minigen.model.kernels import one_hot
 from minigen.model.model import Model
 from minigen.model.optimizer import Optimizer
-from minigen.model.parallel import in_parallel, scratch
+from minigen.model.parallel import in_parallel, resources, scratch, shares
 
 OPTIMIZER = {
     "total_steps": 1,
@@ -37,8 +37,8 @@ What bounds a step: by contexts the three products, which BLAS computes in float
 of float32; by table those of the rows that occur, at three quarters of that speed since they are
 small, and memory, through which the table, the gradients of the logits and their sums pass. With
 few predictions it is the passes over the parameters (rounding E and W to both grids, their sums,
-the scale, the update), some hand-overs to the other thread, 20 µs each, and some eighty calls of
-numpy, a microsecond each.
+the scale, the update) and some eighty calls of numpy, a microsecond each: a hand-over to another
+thread takes 50 µs, so that what takes a thread less than a quarter of a millisecond is not shared.
 """
 AGAINST_LIMIT = """
 By contexts, *products* are the three BLAS products over N × K·D × V; by table they are those of
@@ -74,6 +74,13 @@ def minigen_step(shape: tuple[int, ...], batches: Batches) -> Callable[[], float
     return step
 
 
+def share(work: Callable[[slice], None], parts: list[slice]) -> None:
+    """Do so with BLAS at one thread, as in a step."""
+    _, blas = resources()
+    with blas.limit(limits=1):
+        in_parallel(work, parts)
+
+
 def bare_parts(shape: tuple[int, ...], batches: Batches) -> dict[str, Callable[[], object]]:
     """Return what a step cannot do without, each alone: the limit it is held against."""
     (V, K, D), (contexts, targets) = shape, batches[0]
@@ -83,7 +90,7 @@ def bare_parts(shape: tuple[int, ...], batches: Batches) -> dict[str, Callable[[
     flat, moments = model.flat, list(optimizer.moments.values())
     gradient = np.zeros_like(flat)
     d = np.ones((N, V))
-    by_table = is_cheaper_by_table(N * K, len(rows), (V, D))
+    by_table = is_cheaper_by_table(N * K, len(rows), D)
     W, E = np.ones((K, D, V)), np.ones((V, D))
 
     def traffic() -> None:
@@ -103,7 +110,7 @@ def bare_parts(shape: tuple[int, ...], batches: Batches) -> dict[str, Callable[[
                 exact_matmul(dT[k], W[k].T)
 
         return {
-            "products": lambda: in_parallel(products, K, T.size * D // K),
+            "products": lambda: share(products, shares(K, 3 * T.size * D // K // 32)),
             "gather": lambda: X @ T,
             "scatter": lambda: X.T @ d,
             "exp": lambda: np.exp(d),
@@ -118,7 +125,7 @@ def bare_parts(shape: tuple[int, ...], batches: Batches) -> dict[str, Callable[[
         exact_matmul(d[part], flat_W.T, out=dh[part])
 
     return {
-        "products": lambda: in_parallel(dense, N, K * D * V // 8),
+        "products": lambda: share(dense, shares(N, 3 * K * D * V // 32)),
         "exp": lambda: np.exp(d),
         "traffic": traffic,
     }

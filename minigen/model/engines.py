@@ -16,11 +16,8 @@ from minigen.model.rules import Formula
 class Engine(Protocol):
     """The loops that an engine has."""
 
-    def scatter(self, d: Floats, slots: Integers, total: Floats, start: int) -> None:
-        """Total += Xᵀ·d, in some columns: add each row of d (n, V) to rows of ``total`` (R, W).
-
-        ``slots`` (n, K) names K rows for each; ``start`` is the first of the W columns of d.
-        """
+    def scatter(self, d: Floats, slots: Integers, total: Floats) -> None:
+        """Total += Xᵀ·d: add row n of d (n, V) to the rows of ``total`` (R, V) in slots[n] (K,)."""
 
     def gradients(self, logits: Floats, slots: Integers, head: Head, d: Floats) -> None:
         """Fill d (n, V) with p − 1[y] in steps of 1/scale, and the head's losses.

@@ -4,7 +4,6 @@ Two ways to compute it, by contexts and by table, add the same integers: the sam
 """
 
 from dataclasses import dataclass
-from functools import reduce
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -14,16 +13,16 @@ from minigen.errors import OptionError
 from minigen.exact.arithmetic import Floats, Integers, exact_matmul, exact_sum
 from minigen.model import engines
 from minigen.model.head import LOSS_UNIT, Head, total_loss
-from minigen.model.parallel import blocks, in_parallel, scratch
+from minigen.model.parallel import blocks, in_parallel, resources, scratch, shares
 
-PASSES = 10  # what the table's passes over the row of a token cost, in products
-HAND_OVERS = 30_000_000  # and what its smaller products and more hand-overs cost, in all
-BLOCK = 1 << 17  # numbers of d that a thread works on at once
-CHUNK = 1 << 19  # and that all threads do
+PASSES = 38  # what the table's passes over the row of a token cost, in products
+PER_NANOSECOND = 32  # products that a thread computes
+COLUMNS = 600  # of W that a product takes at least, since it costs some time to begin one
+BLOCK = 1 << 19  # numbers of d that are held at once
 
 
 class Grids(NamedTuple):
-    """E (V, D) and W, here (K, D, V), as integers, each with the power of two that is its unit."""
+    """E (V, D) and W (D, K, V) as integers, each with the power of two that is its unit."""
 
     E: Floats
     E_unit: float
@@ -59,13 +58,12 @@ class Statistics:
         return self.loss / self.count * LOSS_UNIT
 
 
-def is_cheaper_by_table(tokens: int, rows: int, shape: tuple[int, int]) -> bool:
-    """Whether a table of so many rows is worth it for N·K tokens in contexts; shape is (V, D).
+def is_cheaper_by_table(tokens: int, rows: int, embedding_dim: int) -> bool:
+    """Whether a table of so many rows is worth it for N·K tokens in contexts.
 
-    Each row fewer saves three times D·V products.
+    Each row fewer saves three times D products for each of the V columns.
     """
-    V, D = shape
-    return V * (3 * D * (tokens - rows) - PASSES * tokens) > HAND_OVERS
+    return 3 * embedding_dim * (tokens - rows) > PASSES * tokens
 
 
 @dataclass(frozen=True)
@@ -81,38 +79,43 @@ class Batch:
     backward: Grids
 
     def add_up(self, sums: Floats) -> int:
-        """Fill ``sums`` (P,) with dE, dW and db, end to end; return Σ nll in ``head.LOSS_UNIT``."""
-        K, _, V = self.forward.W.shape
-        occurs = np.zeros((K, V), dtype=bool)
-        occurs[np.arange(K), self.contexts] = True
-        rows = int(np.count_nonzero(occurs))
-        if is_cheaper_by_table(self.contexts.size, rows, self.forward.E.shape):
-            self._by_table(sums, occurs)
-        else:
-            self._by_contexts(sums)
+        """Fill ``sums`` (P,) with dE, dW and db, end to end; return Σ nll in ``head.LOSS_UNIT``.
+
+        BLAS is held at one thread: its own would fight over the cores with ours, and on a busy
+        machine wait for each other.
+        """
+        D, K, V = self.forward.W.shape
+        groups = list(blocks(slice(0, K), V, COLUMNS))  # of g positions, the last perhaps of fewer
+        g = groups[0].stop
+        occurs = np.zeros((len(groups), V), dtype=bool)
+        occurs[np.arange(K) // g, self.contexts] = True
+        rows = g * int(np.count_nonzero(occurs))
+        _, blas = resources()
+        with blas.limit(limits=1):
+            if is_cheaper_by_table(self.contexts.size, rows, D):
+                self._by_table(sums, groups, occurs)
+            else:
+                self._by_contexts(sums)
         return total_loss(self.head.losses)
 
     def _views(self, sums: Floats) -> tuple[Floats, Floats, Floats]:
         """Cut sums (P,) into dE (V, D), dW (D, K, V) and db (V,)."""
-        K, D, V = self.forward.W.shape
+        D, K, V = self.forward.W.shape
         return sums[: V * D].reshape(V, D), sums[V * D : -V].reshape(D, K, V), sums[-V:]
 
     def _by_contexts(self, sums: Floats) -> None:
         """Add up dW = hᵀ·d, dh = d·Wᵀ, and dE from dh: 3·N·K·D·V multiplications."""
-        engine, (K, D, V) = engines.chosen(), self.forward.W.shape
+        engine, (D, K, V) = engines.chosen(), self.forward.W.shape
         # Rows of W, and columns of h, in the order in which they lie in memory: (D, K).
-        W, W_backward = (
-            grids.W.transpose(1, 0, 2).reshape(D * K, V) for grids in (self.forward, self.backward)
-        )
+        W, W_backward = (grids.W.reshape(D * K, V) for grids in (self.forward, self.backward))
 
         def hidden(E: Floats, x: Integers) -> Floats:
             return E.take(x, axis=0).transpose(0, 2, 1).reshape(len(x), D * K)
 
         def add_up(part: slice) -> Floats:
             own = sums if part.start == 0 else scratch(f"sums from {part.start}", len(sums))
-            own[...] = 0.0
             dE, dW, db = self._views(own)
-            dW = dW.reshape(D * K, V)
+            dE[...], dW = 0.0, dW.reshape(D * K, V)
             for rows in blocks(part, V, BLOCK):
                 x = self.contexts[rows]
                 d = exact_matmul(hidden(self.forward.E, x), W, out=scratch("d", len(x), V))
@@ -125,59 +128,64 @@ class Batch:
                     dW += exact_matmul(h.T, d, out=scratch("dW", D * K, V))
                     db += exact_sum(d, axis=0)
                 dh = exact_matmul(d, W_backward.T).reshape(len(x), D, K).transpose(0, 2, 1)
-                engine.scatter(dh.reshape(-1, D), x.reshape(-1, 1), dE, 0)
+                engine.scatter(dh.reshape(-1, D), x.reshape(-1, 1), dE)
             return own
 
-        _, *others = in_parallel(add_up, len(self.contexts), K * D * V // 8)
+        cost = V + 3 * K * D * V // PER_NANOSECOND
+        _, *others = in_parallel(add_up, shares(len(self.contexts), cost))
         for other in others:
             sums += other
 
-    def _by_table(self, sums: Floats, occurs: Floats) -> None:
-        """Add up dT = Xᵀ·d, and position by position dW = Eᵀ·dT, dE = dT·Wᵀ: 3·R·D·V products.
+    def _by_table(self, sums: Floats, groups: list[slice], occurs: Floats) -> None:
+        """Add up dT = Xᵀ·d, and from it dW = Eᵀ·dT and dE = dT·Wᵀ: 3·R·D·g·V multiplications.
 
-        ``occurs`` (K, V) tells which tokens stand where; they are the R rows of the table. Threads
-        share its rows first, then predictions, then columns: none writes beside another.
+        ``occurs`` (G, V) tells which tokens stand in which group of g positions; they are the R
+        rows of the table, and what each adds to the logits from those positions is in it. Threads
+        share the groups, then the predictions, then the groups again: none writes beside another.
         """
-        engine, (K, D, V), N = engines.chosen(), self.forward.W.shape, len(self.contexts)
-        position, token = np.nonzero(occurs)  # (R,) each
-        R = len(token)
-        number = np.empty((K, V), dtype=np.int64)  # of a row of the table
+        engine, (D, K, V), N = engines.chosen(), self.forward.W.shape, len(self.contexts)
+        group, token = np.nonzero(occurs)  # (R,) each
+        R, g = len(token), groups[0].stop
+        number = np.empty(occurs.shape, dtype=np.int64)  # of a row of the table
         number[occurs] = np.arange(R)
-        slots = number[np.arange(K), self.contexts]  # (N, K)
-        bounds = np.searchsorted(position, np.arange(K + 1)).tolist()
-        cuts = [slice(*pair) for pair in pairwise(bounds)]  # the rows of each position
+        slots = number[np.arange(K) // g, self.contexts] * g + np.arange(K) % g  # (N, K)
+        bounds = np.searchsorted(group, np.arange(len(groups) + 1)).tolist()
+        cuts = [slice(*pair) for pair in pairwise(bounds)]  # the rows of each group
         E, E_backward = (grids.E.take(token, axis=0) for grids in (self.forward, self.backward))
-        table, dT = scratch("table", R, V), scratch("dT", R * V)
+        table, dT = scratch("table", R, g * V), scratch("dT", R, g * V)
+        terms = scratch("terms", R, D)
         dE, dW, db = self._views(sums)
 
         def fill(part: slice) -> None:
-            for W, rows in zip(self.forward.W, cuts, strict=True):
-                own = slice(max(rows.start, part.start), min(rows.stop, part.stop))  # perhaps none
-                exact_matmul(E[own], W, out=table[own])
+            for rows, positions in zip(cuts[part], groups[part], strict=True):
+                W = self.forward.W[:, positions].reshape(D, -1)
+                exact_matmul(E[rows], W, out=table[rows, : W.shape[1]])
 
         def predict(part: slice) -> None:
             rows = slice(block.start + part.start, block.start + part.stop)
-            engine.gradients(table, slots[rows], self.head.of(rows), d[part])
+            engine.gradients(table.reshape(-1, V), slots[rows], self.head.of(rows), d[part])
 
-        def learn(columns: slice) -> Floats:
-            own = dT[R * columns.start : R * columns.stop].reshape(R, -1)
-            terms = scratch(f"terms from {columns.start}", R, D)
+        def learn(part: slice) -> None:
+            first, stop = bounds[part.start], bounds[part.stop]
+            own = dT[first:stop].reshape(-1, V)
             if block.start == 0:
                 own[...] = 0.0
-            engine.scatter(d, slots[block], own, columns.start)
+            its = slots[block, groups[part][0].start : groups[part][-1].stop]
+            engine.scatter(d, its - first * g, own)
             if block.stop == N:
-                for W, dW_of_k, rows in zip(
-                    self.backward.W, dW.transpose(1, 0, 2), cuts, strict=True
-                ):
-                    exact_matmul(E_backward[rows].T, own[rows], out=dW_of_k[:, columns])
-                    exact_matmul(own[rows], W[:, columns].T, out=terms[rows])
-                db[columns] = exact_sum(own[cuts[0]], axis=0)  # where each prediction has a token
-            return terms
+                for rows, positions in zip(cuts[part], groups[part], strict=True):
+                    W, dW_of_group = (x[:, positions].reshape(D, -1) for x in (self.backward.W, dW))
+                    dT_of_group = dT[rows, : W.shape[1]]
+                    exact_matmul(E_backward[rows].T, dT_of_group, out=dW_of_group)
+                    exact_matmul(dT_of_group, W.T, out=terms[rows])
 
-        in_parallel(fill, R, D * V // 8)
-        for block in blocks(slice(0, N), V, CHUNK):
+        cost = g * V * (N // 5 + 3 * D * R // len(groups) // PER_NANOSECOND)
+        parts = shares(len(groups), cost)
+        in_parallel(fill, parts)
+        for block in blocks(slice(0, N), V, BLOCK):
             d = scratch("d", block.stop - block.start, V)
-            in_parallel(predict, len(d), K * V)
-            terms = in_parallel(learn, V, K * N)
+            in_parallel(predict, shares(len(d), V + K * V // 8))
+            in_parallel(learn, parts)
         dE[...] = 0.0
-        engine.scatter(reduce(np.add, terms), token[:, None], dE, 0)
+        engine.scatter(terms, token[:, None], dE)
+        db[...] = exact_sum(dT[cuts[0], :V], axis=0)  # each prediction has a token in the first

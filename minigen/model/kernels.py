@@ -8,7 +8,7 @@ from scipy.sparse import csr_array
 
 from minigen.exact.arithmetic import Floats, Integers, exact_sum, integer_exp, integer_square
 from minigen.model.head import Head, gaps, integer_gradient, log_partition, weight_bits
-from minigen.model.parallel import blocks, in_parallel
+from minigen.model.parallel import blocks, in_parallel, shares
 from minigen.model.rules import Formula
 
 
@@ -19,9 +19,9 @@ def one_hot(slots: Integers, rows: int) -> Any:
     return csr_array((np.ones(N * K), slots.reshape(-1), starts), shape=(N, rows))
 
 
-def scatter(d: Floats, slots: Integers, total: Floats, start: int) -> None:
+def scatter(d: Floats, slots: Integers, total: Floats) -> None:
     """See ``Engine``."""
-    total += one_hot(slots, len(total)).T @ d[:, start : start + total.shape[1]]
+    total += one_hot(slots, len(total)).T @ d
 
 
 def gradients(logits: Floats, slots: Integers, head: Head, d: Floats) -> None:
@@ -46,7 +46,7 @@ def sum_of_squares(x: Floats, per_unit: float, scale: float) -> float:
     def squares(part: slice) -> list[float]:
         return [exact_sum(integer_square(x[block], per_unit, scale)) for block in blocks(part)]
 
-    return float(exact_sum(np.concatenate(in_parallel(squares, len(x)))))
+    return float(exact_sum(np.concatenate(in_parallel(squares, shares(len(x))))))
 
 
 def elementwise(
@@ -61,4 +61,4 @@ def elementwise(
             for array, value in zip(out, new, strict=True):
                 array[block] = value
 
-    in_parallel(apply, len(arrays[0]))
+    in_parallel(apply, shares(len(arrays[0])))

@@ -14,7 +14,7 @@ from minigen.exact import arithmetic
 from minigen.exact.arithmetic import Floats, Integers, exact_sum, exp_span, exp_table
 from minigen.model import head, numba_cache, rules
 from minigen.model.head import Head, weight_bits
-from minigen.model.parallel import in_parallel
+from minigen.model.parallel import in_parallel, shares
 from minigen.model.rules import Formula
 
 # Numba's cache on disk looks at a loop's own file; so the loop's name says which formulas went in.
@@ -63,11 +63,10 @@ def _largest(row, scratch):
 
 
 @_loop
-def scatter(d, slots, total, start):
+def scatter(d, slots, total):
     """See ``Engine``."""
-    stop = start + total.shape[1]
     for n in range(len(d)):
-        its = d[n][start:stop]
+        its = d[n]
         for slot in slots[n]:
             row = total[slot]
             row += its
@@ -133,7 +132,7 @@ def gradients(logits: Floats, slots: Integers, head: Head, d: Floats) -> None:
 
 def sum_of_squares(x: Floats, per_unit: float, scale: float) -> float:
     """See ``Engine``."""
-    sums = in_parallel(lambda part: _sum_of_squares(x[part], per_unit, scale), len(x))
+    sums = in_parallel(lambda part: _sum_of_squares(x[part], per_unit, scale), shares(len(x)))
     return float(exact_sum(np.array(sums)))
 
 
@@ -144,4 +143,4 @@ def elementwise(
     loop = _elementwise_loop(formula, len(arrays), len(out))
     every = (*arrays, *out)
     work = lambda part: loop(*(array[part] for array in every), *scalars)  # noqa: E731
-    in_parallel(work, len(arrays[0]), len(every) // 3)
+    in_parallel(work, shares(len(arrays[0])))

@@ -143,7 +143,7 @@ class Model:
         """Name the parts of integers (P − V,): E and W, which lie as they do in ``flat``."""
         V, K, D = self.vocab_size, self.context_length, self.embedding_dim
         E, W = integers[: V * D].reshape(V, D), integers[V * D :].reshape(D, K, V)
-        return Grids(E, units[0], W.transpose(1, 0, 2), units[1])
+        return Grids(E, units[0], W, units[1])
 
     def grids(self) -> Grids:
         """E and W on the grid of the logits, kept until the parameters change."""
@@ -167,7 +167,8 @@ class Model:
     def table(self, tokens: Integers) -> tuple[Floats, float]:
         """Rows of T for the given tokens (U,): integers (U, K, V) and their unit."""
         E, E_unit, W, W_unit = self.grids()
-        return exact_matmul(E[tokens], W).transpose(1, 0, 2), E_unit * W_unit  # (U, K, V)
+        rows = exact_matmul(E[tokens], W.reshape(self.embedding_dim, -1))  # (U, K·V)
+        return rows.reshape(len(tokens), *W.shape[1:]), E_unit * W_unit  # (U, K, V)
 
     def hidden(self, contexts: Integers) -> Floats:
         """Hidden representation: the grid's K embeddings side by side. (N, K) → (N, K·D)."""
@@ -192,7 +193,7 @@ class Model:
         else:  # no room for the rows of all these tokens
             sums = np.zeros((len(contexts), self.vocab_size))
             for k in range(self.context_length):
-                sums += exact_matmul(E[contexts[:, k]], W[k])
+                sums += exact_matmul(E[contexts[:, k]], W[:, k])
         z: Floats = sums * (E_unit * W_unit) + self.parameters["b"]  # (N, V)
         return z
 

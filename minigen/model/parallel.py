@@ -15,7 +15,7 @@ from threadpoolctl import ThreadpoolController
 
 from minigen.exact.arithmetic import Floats
 
-GRAIN = 1 << 16  # elements below which a second thread costs more than it saves
+GRAIN = 125_000  # nanoseconds of work below which a further thread costs more than it saves
 
 _LENT = 6  # arrays that ``recycled`` knows: weights and two moments, before a step and after it
 
@@ -69,29 +69,29 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)  # a forked process has no threads
 
 
-def in_parallel(work: Callable[[slice], Any], size: int, weight: int = 1) -> list[Any]:
-    """[work(part), …] over equal parts of range(size), a thread each; an item is ``weight`` big.
+def shares(size: int, nanoseconds: int = 1) -> list[slice]:
+    """Cut range(size) into equal parts, a thread each; an item takes about so long."""
+    parts = max(1, min(resources()[0], size, size * nanoseconds // GRAIN))
+    return [slice(size * i // parts, size * (i + 1) // parts) for i in range(parts)]
 
-    BLAS is held at one thread meanwhile: its own and ours would fight over the same cores.
-    """
-    threads, blas = resources()
-    parts = max(1, min(threads, size, size * weight // GRAIN))
-    if parts == 1:
-        return [work(slice(0, size))]
-    slices = [slice(size * i // parts, size * (i + 1) // parts) for i in range(parts)]
-    with blas.limit(limits=1):
-        try:
-            others = [_helpers(parts - 1).submit(work, part) for part in slices[1:]]
-            return [work(slices[0]), *(other.result() for other in others)]
-        except BaseException:
-            _forget()  # a helper may still be writing into arrays that are used again
-            raise
+
+def in_parallel(work: Callable[[slice], Any], parts: list[slice]) -> list[Any]:
+    """[work(part), …], a thread each."""
+    first, *rest = parts
+    if not rest:
+        return [work(first)]
+    try:
+        others = [_helpers(len(rest)).submit(work, part) for part in rest]
+        return [work(first), *(other.result() for other in others)]
+    except BaseException:
+        _forget()  # a helper may still be writing into arrays that are used again
+        raise
 
 
 def blocks(part: slice, row_size: int = 1, block_size: int = 1 << 14) -> Iterator[slice]:
-    """Cut a slice of rows into slices of about ``block_size`` elements, which stay in cache."""
+    """Cut a slice of rows into slices of about ``block_size`` elements; an empty one is one."""
     height = max(1, block_size // row_size)
-    for start in range(part.start, part.stop, height):
+    for start in range(part.start, part.stop, height) or [part.start]:
         yield slice(start, min(start + height, part.stop))
 
 

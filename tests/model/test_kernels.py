@@ -137,7 +137,6 @@ def test_the_size_of_a_block_does_not_change_a_bit(block, passes, monkeypatch):
     expected = train((67, 3, 5, 257), "adamw")
     monkeypatch.setattr(gradient, "PASSES", passes)
     monkeypatch.setattr(gradient, "BLOCK", block)
-    monkeypatch.setattr(gradient, "CHUNK", block)
     assert train((67, 3, 5, 257), "adamw") == expected
 
 
