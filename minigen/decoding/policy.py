@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from math import inf, ulp
 from numbers import Integral, Real
 from sys import float_info
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -151,20 +151,11 @@ _gap_filter = partial(_option, "gaps")
 _weight_filter = partial(_option, "weights")
 
 
-class _Step(NamedTuple):
-    """An option that is switched on."""
-
-    name: str
-    value: Any
-    option: Option
-
-    def __str__(self) -> str:
-        is_number = isinstance(self.value, int | float)
-        return f"{self.name}={shown(self.value)}" if is_number else self.name
+_Step = tuple[str, Any, Option]  # an option that is switched on
 
 
 class PolicyOptions(TypedDict, total=False):
-    """The options of a ``Policy`` as keywords of a function, for those who check types."""
+    """The options of a ``Policy`` as keywords of a function, as type checkers see them."""
 
     logit_bias: Mapping[int, float]
     repetition_penalty: float
@@ -310,7 +301,7 @@ class Policy:
         for name, value in self.changed.items():
             option = OPTIONS[name]
             if value != option.kind.off:
-                steps[option.works_on].append(_Step(name, value, option))
+                steps[option.works_on].append((name, value, option))
         return steps
 
     @cached_property
@@ -341,7 +332,10 @@ class Policy:
             fewer = [other for other in needed if other is not step]
             if not np.isfinite(_apply(fewer, logits, history).max()):
                 needed = fewer
-        names = [f"{step}{'' if step.option.forbids else ' (which overflows)'}" for step in needed]
+        names = []
+        for name, value, option in needed:
+            given = f"={shown(value)}" if isinstance(option.kind, Number) else ""
+            names.append(f"{name}{given}{'' if option.forbids else ' (which overflows)'}")
         verb, one = ("together leave", "one") if len(names) > 1 else ("leaves", "it")
         return DeadEndError(
             f"{listed(names, 'and')} {verb} no token to choose from; loosen {one} or leave it out"
@@ -425,7 +419,7 @@ class Policy:
         self, texts: Sequence[Sequence[int]], vocab_size: int, new_tokens: int = 0
     ) -> History:
         """Return the history of R texts, as far as this policy asks for it."""
-        counts_tokens = any(step.option.counts for step in self._steps["logits"])
+        counts_tokens = any(option.counts for _, _, option in self._steps["logits"])
         return History(texts, vocab_size, counts_tokens, self.no_repeat_ngram_size, new_tokens)
 
     def check_ids(self, vocab_size: int) -> None:
@@ -455,6 +449,10 @@ def _apply(steps: Sequence[_Step], z: Floats, history: History) -> Floats:
     return z
 
 
+if not TYPE_CHECKING:  # else the list of options has one home, the Policy
+    PolicyOptions = TypedDict(
+        "PolicyOptions", {f.name: f.type for f in fields(Policy)}, total=False
+    )
 OPTIONS: dict[str, Option] = {f.name: f.metadata["option"] for f in fields(Policy)}
 """Every option of a policy by its name, in the order in which they apply."""
 _EXPLAINED = "".join(

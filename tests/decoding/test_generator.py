@@ -1,18 +1,20 @@
 """The generator in front: what a command prints, a call returns; a run draws from its stream."""
 
+import ast
 import json
 from collections.abc import Callable
 from dataclasses import fields
-from inspect import signature
+from inspect import getsource, signature
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
 from minigen import Config, Generator, OptionError, Policy, Run, Stream, load
+from minigen.decoding import policy
 from minigen.decoding.generation import Task, complete, generate
 from minigen.decoding.generator import _Settings
-from minigen.decoding.policy import PolicyOptions
+from minigen.decoding.policy import OPTIONS, PolicyOptions
 from minigen.decoding.speculation import speculate
 from minigen.training.keys import SamplingTable
 from tests.conftest import TINY, Result
@@ -268,9 +270,17 @@ def test_a_mistake_is_an_option_error_of_one_line(model: Generator, mistake: str
 
 
 def test_every_option_of_a_policy_is_a_keyword_with_its_type() -> None:
-    typed = {option.name: option.type for option in fields(Policy)}
-    assert PolicyOptions.__annotations__ == typed
-    assert typed.keys() < SamplingTable.model_fields.keys()
+    assert get_type_hints(PolicyOptions) == {option.name: option.type for option in fields(Policy)}
+    assert OPTIONS.keys() < SamplingTable.model_fields.keys()
+
+
+def test_type_checkers_see_every_option_of_a_policy_as_a_keyword() -> None:
+    seen: dict[str, set[str]] = {}
+    for node in ast.walk(ast.parse(getsource(policy))):
+        if isinstance(node, ast.ClassDef):
+            hints = (ast.unparse(line) for line in node.body if isinstance(line, ast.AnnAssign))
+            seen[node.name] = {hint.partition(" = ")[0] for hint in hints}
+    assert seen["PolicyOptions"] == seen["Policy"]
 
 
 def test_the_overloads_of_generate_name_each_of_its_keywords() -> None:
