@@ -21,7 +21,7 @@ from typing import Any
 
 from minigen import files
 from minigen.arguments import checked
-from minigen.errors import MinigenError, OptionError
+from minigen.errors import MinigenError, OptionError, shown
 from minigen.files import write_atomically
 from minigen.training import logs
 from minigen.training.config import Config, differences, parse_override
@@ -68,18 +68,16 @@ def parse_axes(settings: Sequence[str]) -> Axes:
     for setting in settings:
         key = parse_override(setting)[0]
         texts = split_values(setting.partition("=")[2])
-        if key == SEED:
-            raise OptionError(f"seeds are set with --seeds, as --seeds 0:5 (got --set {setting})")
         if key in axes:
-            raise OptionError(f"{key} must be set once, with all its values (got {setting!r} too)")
+            raise OptionError(f"{key} must be set once, with all values (got {shown(setting)} too)")
         if len(texts) > 1 and "" in texts:
             raise OptionError(
-                f"there must be a value before and after each comma (got {setting!r}); "
+                f"there must be a value before and after each comma (got {shown(setting)}); "
                 "a text with a comma stands in quotes"
             )
         meant = [parse_override(f"{key}={text}")[1] for text in texts]
         if any(meant.count(value) > 1 for value in meant):
-            raise OptionError(f"{key} must have each value once (got {setting!r})")
+            raise OptionError(f"{key} must have each value once (got {shown(setting)})")
         axes[key] = dict(zip(texts, meant, strict=True))
     return axes
 
@@ -98,7 +96,7 @@ def parse_seeds(text: str) -> range:
         raise OptionError(f"a sweep may have at most {MOST_RUNS} runs (got {count})")
     if not seeds:
         raise OptionError(
-            f"--seeds must be START:STOP, as 0:5 for 0, 1, 2, 3, 4, or one seed (got {text!r})"
+            f"--seeds must be START:STOP, as 0:5 for 0, 1, 2, 3, 4, or one seed (got {shown(text)})"
         )
     return seeds
 
@@ -110,9 +108,13 @@ def plan(config: Config, axes: Axes, seeds: Sequence[int]) -> dict[str, Config]:
     """
     if "-" in config.corpus.text:
         raise OptionError("each run of a sweep reads its text, so it must be files (got -)")
+    if SEED in axes:
+        raise OptionError(f"seeds are set with --seeds, as --seeds 0:5 (got values of {SEED})")
     count = len(seeds) * prod(len(values) for values in axes.values())
     if count > MOST_RUNS:
         raise OptionError(f"a sweep may have at most {MOST_RUNS} runs (got {count})")
+    if not count:
+        raise OptionError("a sweep must have a run: give each key a value, and one seed (got none)")
     runs = {}
     for texts in product(*axes.values()):
         chosen = dict(zip(axes, texts, strict=True))
@@ -286,6 +288,9 @@ def sweep(
     each run came to: its folder, seed, values, and the last line of its metrics.
     """
     axes = {key: {_text(value): value for value in several} for key, several in values.items()}
+    for key, several in values.items():
+        if len(axes[key]) < len(several):
+            raise OptionError(f"{key} must have each value once (got {shown(several)})")
     runs = plan(config, axes, [config.run.seed] if seeds is None else seeds)
     path = Path(out)
     if not (path / PLAN).exists() and not any((path / name).exists() for name in runs):
@@ -301,7 +306,8 @@ def sweep(
         if (fault := mend(folder, one)) and name in planned:
             # One level more than usual, since ``checked`` stands between.
             warnings.warn(f"{name}: {fault}: it is trained again", stacklevel=3)
-        if not is_done(folder, one):
+        # Only the folder of this very run is taken as it is: else resuming says what differs.
+        if not is_done(folder, one) or Config.of_run(folder) != one:
             for _ in RunFolder.resume(folder, one).steps():
                 pass
         changed = {key: reduce(getattr, key.split("."), one) for key in (SEED, *values)}
@@ -341,8 +347,8 @@ def _rank(value: object) -> tuple[float, str]:
 
 
 def _text(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:g}"
+    if isinstance(value, float):  # shorter where that is the same number
+        return short if float(short := f"{value:g}") == value else repr(value)
     return str(list(value) if isinstance(value, tuple) else value)
 
 

@@ -21,6 +21,7 @@ from minigen.errors import OptionError
 from minigen.training import pool
 from minigen.training import sweep as module
 from minigen.training.sweep import (
+    SEED,
     create,
     find,
     mend,
@@ -360,6 +361,47 @@ def test_the_same_call_of_sweep_mends_a_run_and_adds_others(tmp_path):
     assert len(find(out)) == 3
     shutil.rmtree(out / "seed=2")
     assert len(find(out)) == 3
+
+
+def test_a_folder_is_the_result_of_the_very_run_that_is_asked_for_and_of_no_other(tmp_path):
+    sweep(BASE, {RATE: [0.01]}, out=tmp_path)
+    for config, values, key in (
+        (BASE, {RATE: [0.02]}, RATE),
+        (BASE.override({"training.batch_size": 8}), {RATE: [0.01]}, "training.batch_size"),
+    ):
+        with pytest.raises(MinigenError, match=f"^{key} cannot change in a run that goes on"):
+            sweep(config, values, out=tmp_path)
+    text = tmp_path / "text"
+    text.write_text("another text")
+    with pytest.raises(MinigenError, match="the text is not the one"):
+        sweep(BASE.override({"corpus.text": [str(text)], RATE: 0.01}), {}, out=tmp_path)
+    [free] = sweep(BASE.override({"sampling.every": 1}), {RATE: [0.01]}, out=tmp_path)
+    assert free["step"] == 6
+
+
+def test_values_that_look_alike_are_runs_of_their_own(tmp_path):
+    rates = [0.01, 0.010000001]
+    found = sweep(BASE, {RATE: rates}, out=tmp_path)
+    assert [run[RATE] for run in found] == rates
+    assert len({run["folder"] for run in found}) == 2
+    assert [row[0] for row in table(find(tmp_path))[1:]] == ["0.01", "0.010000001"]
+
+
+@pytest.mark.parametrize(
+    ("values", "seeds", "rule"),
+    [
+        ({SEED: [1, 2]}, None, "seeds are set with --seeds"),
+        ({RATE: []}, None, "a sweep must have a run"),
+        ({}, [], "a sweep must have a run"),
+        ({RATE: [0.01, 0.01]}, None, f"{RATE} must have each value once"),
+    ],
+)
+def test_a_call_of_sweep_that_says_nothing_or_two_things_makes_nothing(
+    tmp_path, values, seeds, rule
+):
+    with pytest.raises(OptionError, match=rule):
+        sweep(BASE, values, seeds=seeds, out=tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir])
