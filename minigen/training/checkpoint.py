@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from minigen.errors import MinigenError
+from minigen.errors import MinigenError, shown
 from minigen.exact.streams import MOST_WORDS
 from minigen.files import explained, write_atomically
 from minigen.model import memory
@@ -173,7 +173,7 @@ def locate(model_path: str | Path) -> Path:
     Raises MinigenError where there is none.
     """
     path = Path(model_path)
-    if not path.is_dir():
+    if not os.path.isdir(path):  # whatever else it is, ``load`` says so
         return path
     steps = by_step(path)
     if not steps:
@@ -241,7 +241,7 @@ def _unseal(metadata: dict[str, str]) -> dict[str, Any]:
         raise _UnfitError("it is damaged: its description is not a JSON object")
     if description.get("format") not in _READABLE:
         raise _UnfitError(
-            f"its format is {description.get('format')!r} and this minigen reads "
+            f"its format is {shown(description.get('format'))} and this minigen reads "
             f"{' and '.join(map(str, _READABLE))}: "
             "use the version of minigen that wrote it"
         )
@@ -311,7 +311,8 @@ def _check_description(description: dict[str, Any]) -> None:
     counts = {"step": description["step"], "corpus_files": files, **streams}
     for name, count in counts.items():
         if type(count) is not int or not 0 <= count < MOST_WORDS:
-            raise _UnfitError(f"{name} must be an integer from 0 to below 2^258 (got {count!r})")
+            got = shown(count)
+            raise _UnfitError(f"{name} must be an integer from 0 to below 2^258 (got {got})")
 
 
 def _is_state(state: object) -> bool:

@@ -20,6 +20,8 @@ from minigen.training.keys import KEYS, TABLES, TEXTS, Tables, described
 CONFIG = "config.toml"
 """The file of a run folder that holds its config, and with it where its text lies."""
 
+_MOST_FAULTS = 20  # told in one line
+
 Values = dict[str, Any]  # table name → its keys and values, as TOML gives them
 
 
@@ -87,7 +89,10 @@ class Config(Tables):
         try:
             return cls.model_validate(changed)
         except ValidationError as error:
-            text = "; ".join(dict.fromkeys(_sentence(fault, changed) for fault in error.errors()))
+            faults = error.errors()
+            told = list(dict.fromkeys(_sentence(fault, changed) for fault in faults[:_MOST_FAULTS]))
+            more = len(faults) - _MOST_FAULTS
+            text = "; ".join([*told, f"and {more} more"] if more > 0 else told)
         with suppress(ValidationError):
             if overrides and cls.model_validate(tables):  # so the overrides alone are at fault
                 raise OptionError(text)
@@ -193,7 +198,7 @@ def parse_override(text: str) -> tuple[str, Any]:
     """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise OptionError(f"a setting must be KEY=VALUE, as training.steps=500 (got {text!r})")
+        raise OptionError(f"a setting must be KEY=VALUE, as training.steps=500 (got {shown(text)})")
     try:
         parsed = tomllib.loads(f"value = {value}")
     except (ValueError, RecursionError):
@@ -219,7 +224,7 @@ def _find(name_or_path: str | Path) -> Path:
     if name not in known:
         nearest_first = sorted(known, key=lambda one: -likeness(name, one))
         raise OptionError(
-            f"no shipped config is called {name!r}: there are {', '.join(nearest_first)}; "
+            f"no shipped config is called {shown(name)}: there are {', '.join(nearest_first)}; "
             "the path of a file ends in .toml or holds a /"
         )
     return known[name]
@@ -258,7 +263,7 @@ def _laid_over(tables: Values, overrides: Mapping[str, object]) -> Values:
     changed = dict(tables)
     for dotted, value in overrides.items():
         if not isinstance(dotted, str) or not dotted.isprintable():  # bytes that are not UTF-8, say
-            raise OptionError(f"unknown key {dotted!r}: a key is a printable text")
+            raise OptionError(f"unknown key {shown(dotted)}: a key is a printable text")
         name, dot, key = dotted.partition(".")
         keys = {key: value} if dot else value
         if not isinstance(keys, Mapping):
@@ -275,7 +280,8 @@ def _sentence(fault: Any, tables: Values) -> str:
     dotted = ".".join(place[:2])
     if fault["type"] == "extra_forbidden":
         if isinstance(tables.get(dotted), dict):
-            return f"unknown table {dotted!r}: the nearest known one is [{nearest(dotted, TABLES)}]"
+            meant = nearest(dotted, TABLES)
+            return f"unknown table {shown(dotted)}: the nearest known one is [{meant}]"
         return unknown_key(dotted)
     if fault["type"] == "missing" and len(place) == 2:
         return f"{dotted} is missing"
@@ -294,4 +300,5 @@ def unknown_key(dotted: str) -> str:
         known_table, _, known_name = known.rpartition(".")
         return likeness(name, known_name) + 0.25 * (known_table == table)
 
-    return f"unknown key {dotted!r}: the nearest known one is {max([*KEYS, *TABLES], key=rank)}"
+    meant = max([*KEYS, *TABLES], key=rank)
+    return f"unknown key {shown(dotted)}: the nearest known one is {meant}"

@@ -4,13 +4,16 @@ From the entries follow ``configs/fables.toml``, which ``minigen config`` writes
 ``training.config``, what may change while a run goes on, and what a saved config lacks.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_origin
 
+import numpy as np
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidationInfo,
@@ -29,6 +32,9 @@ from minigen.model.rules import OPTIMIZERS
 MOST_TERMS = 2**21
 
 
+_ID = re.compile("[0-9]{1,19}")
+
+
 class Rule(str):
     """What completes the sentence "KEY must be …": the text of every error of that key."""
 
@@ -38,11 +44,16 @@ def _unicode(text: str) -> str:
     return text
 
 
+def _integer(value: Any) -> Any:
+    return int(value) if isinstance(value, np.integer) else value
+
+
 STRING = Rule("a string of Unicode")
-Count = Annotated[int, Field(ge=0, lt=2**63), Rule("an integer from 0 to below 2**63")]
-Size = Annotated[int, Field(ge=1, le=MOST_TERMS), Rule(f"an integer from 1 to {MOST_TERMS}")]
+Integer = Annotated[int, BeforeValidator(_integer)]
+Count = Annotated[Integer, Field(ge=0, lt=2**63), Rule("an integer from 0 to below 2**63")]
+Size = Annotated[Integer, Field(ge=1, le=MOST_TERMS), Rule(f"an integer from 1 to {MOST_TERMS}")]
 VocabSize = Annotated[
-    int, Field(ge=257, le=MOST_TERMS), Rule(f"an integer from 257 to {MOST_TERMS}")
+    Integer, Field(ge=257, le=MOST_TERMS), Rule(f"an integer from 257 to {MOST_TERMS}")
 ]
 Share = Annotated[float, Field(ge=0, lt=1), Rule("a number from 0 to below 1")]
 Amount = Annotated[float, Field(ge=0), Rule("a finite number of at least 0")]
@@ -213,7 +224,7 @@ class _SamplingTable(_Table):
         if name not in OPTIONS:
             return value
         if name == "logit_bias" and isinstance(value, Mapping):  # keys of TOML and JSON are strings
-            value = {int(k) if str(k).isdecimal() else k: bias for k, bias in value.items()}
+            value = {int(k) if _ID.fullmatch(str(k)) else k: b for k, b in value.items()}
         try:
             return getattr(Policy(**{name: value}), name)
         except OptionError as error:

@@ -8,6 +8,7 @@ import tomllib
 from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tomli_w
 from hypothesis import given
@@ -611,3 +612,36 @@ def test_a_step_too_large_for_the_exact_gradient_is_refused_with_the_rule():
             "batch_size and context_length must leave the exact gradient at least 10 bits for a "
             "weight and 16 for a prediction's error (got "
         )
+
+
+def test_an_integer_of_numpy_is_an_integer():
+    for value in (np.int64(3), np.uint8(3)):
+        config = Config.load("fables", {"training.steps": value, "run.seed": value})
+        assert (config.training.steps, type(config.run.seed)) == (3, int)
+    with pytest.raises(OptionError, match=r"training\.steps must be an integer"):
+        Config.load("fables", {"training.steps": np.bool_(True)})
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"a" * 100_000: 1},
+        {f"{'a' * 100_000}.b": 1},
+        {f"training.{'a' * 100_000}": 1},
+        {f"\x00{'a' * 100_000}": 1},
+        {f"sampling.{i}": 1 for i in range(1000)},
+        {"sampling.logit_bias": {"9" * 5000: 1.0}},
+    ],
+    ids=["table", "tables", "key", "unprintable", "many", "digits"],
+)
+def test_what_is_endless_has_a_short_error(overrides):
+    with pytest.raises(OptionError) as caught:
+        Config.load("fables", overrides)
+    assert len(str(caught.value)) < 4000
+    assert "\n" not in str(caught.value)
+    assert re.match("unknown|sampling", str(caught.value))
+
+
+def test_of_many_faults_the_first_are_told_and_the_others_counted():
+    with pytest.raises(OptionError, match=r"'sampling\.19'.*; and 3 more$"):
+        Config.load("fables", {f"sampling.{i}": 1 for i in range(23)})
