@@ -10,6 +10,7 @@ import click
 from minigen.cli import cli
 from minigen.cli.options import (
     PATH,
+    TYPED_BYTES,
     PolicyCommand,
     build_policy,
     count_option,
@@ -127,6 +128,7 @@ def _refuse_what_does_nothing(context: click.Context, policy: "Policy") -> None:
 )
 @click.option(
     "--stop",
+    type=TYPED_BYTES,
     multiple=True,
     metavar="TEXT",
     help="End before this text, taken literally. May be repeated.",
@@ -150,7 +152,7 @@ def generate(
     num_draft_tokens: int,
     num_samples: int,
     seed: int,
-    stop: tuple[str, ...],
+    stop: tuple[bytes, ...],
     prompts_path: str | None,
     stream: bool,
     as_json: bool,
@@ -198,6 +200,7 @@ def generate(
         _print_texts(_explained(pieces), prompts, num_samples, live=stream)
         return
     facts = common | {"model": generator.fingerprint, "policy": policy.changed}
+    facts["stop"] = [string.decode(errors="replace") for string in stop]
     facts["seed"] = None if policy.greedy or num_beams > 1 else seed
     if num_beams > 1:
         facts |= beam_options

@@ -67,7 +67,9 @@ PATH = _Path()
 model_argument = click.argument("model", type=PATH)
 TYPED_BYTES = os.fsencode  # of an argument, UTF-8 or not
 prompt_argument = click.argument("prompt", required=False, type=TYPED_BYTES)
-_config_argument = click.argument("config", required=False, shell_complete=_complete_config)
+_config_argument = click.argument(
+    "config", required=False, type=PATH, shell_complete=_complete_config
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 text_option = click.option(
     "--text",

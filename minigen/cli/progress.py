@@ -28,8 +28,11 @@ progress_option = click.option(
 
 
 def line(message: object) -> str:
-    """Return a message in one line, without what would command a terminal that it is shown on."""
-    text = " ".join(str(message).splitlines())
+    """Return a message in one line, without what would command a terminal that it is shown on.
+
+    A traceback, which some libraries put into what they warn of, is left out.
+    """
+    text = " ".join(str(message).partition("\nTraceback (most recent")[0].splitlines())
     return visible(text) if sys.stderr.isatty() else text
 
 
@@ -58,6 +61,7 @@ def notes_of_libraries() -> Iterator[None]:
     log.setLevel(logging.INFO)
     try:
         with warnings.catch_warnings():
+            warnings.filterwarnings("default", category=UserWarning)  # a note ends no work
             warnings.showwarning = show
             yield
     finally:

@@ -157,7 +157,7 @@ def verify(
       minigen generate runs/fables "Once" --json | minigen verify runs/fables --texts -
     """
     if lines is not None:
-        others = {"--text": texts, "--segments": count is not None}
+        others = {"--text": texts, "--segments": count is not None, "--seed": seed is not None}
         if given := [name for name, value in others.items() if value]:
             raise click.UsageError(f"--texts trains nothing, so {given[0]} has no meaning with it")
         return _verify_texts(model, lines, draft, as_json)

@@ -57,8 +57,15 @@ def _check(number: int, line: bytes, model: Generator, draft: Generator | None) 
         if claim["model"] != model.fingerprint:
             return Verdict(number, False, reason=f"another model wrote it: {claim['model']}")
         if "draft" in claim and (draft is None or claim["draft"] != draft.fingerprint):
-            return _without_draft(number, claim, model)
-        return _compare(number, claim, _pieces(claim, model, draft))
+            verdict = _without_draft(number, claim, model)
+        else:
+            verdict = _compare(number, claim, _pieces(claim, model, draft))
+        # U+FFFD is what JSON holds in the place of bytes that are no UTF-8.
+        for name, text in {"prompt": claim["prompt"], "stop": "".join(claim["stop"])}.items():
+            if verdict.holds is False and "\ufffd" in text:
+                reason = f"{verdict.reason}; its {name} was not UTF-8, most likely"
+                return replace(verdict, holds=None, reason=reason)
+        return verdict
     except (MinigenError, ArithmeticError, LookupError, TypeError, ValueError) as error:
         return Verdict(number, False, reason=f"it cannot be written again: {error}")
     except RecursionError:
@@ -115,14 +122,14 @@ def _compare(number: int, claim: dict[str, Any], pieces: Iterator[Piece]) -> Ver
         if piece.token_id is not None:
             there = claimed[count] if count < len(claimed) else "missing"
             if there != piece.token_id:
-                return _differs(number, claim, count, there, piece.token_id)
+                return _differs(number, count, there, piece.token_id)
             count += 1
         again = piece.continuation
     if again is None:
         raise ValueError("its text has no end")
     for i, (there, now) in enumerate(zip_longest(claimed, again.token_ids, fillvalue="missing")):
         if there != now or type(there) is not type(now):
-            return _differs(number, claim, i, there, now)
+            return _differs(number, i, there, now)
     figures: dict[str, Any] = {"finish_reason": again.finish_reason, "text": again.text}
     if again.acceptance_rate is not None:
         figures["acceptance_rate"] = again.acceptance_rate
@@ -145,12 +152,8 @@ def _compare_figures(
     return Verdict(number, True, tokens=len(log_p))
 
 
-def _differs(number: int, claim: dict[str, Any], index: int, there: Any, now: Any) -> Verdict:
+def _differs(number: int, index: int, there: Any, now: Any) -> Verdict:
     reason = f"token {index} is {there}, written again {now}"
-    if "\ufffd" in claim["prompt"]:  # what JSON holds in the place of bytes that are no UTF-8
-        return Verdict(
-            number, None, index, f"{reason}; its prompt was not UTF-8, most likely", index
-        )
     return Verdict(number, False, index, _shortened(reason), index)
 
 

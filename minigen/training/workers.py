@@ -5,6 +5,7 @@ One process alone is the trivial case.
 """
 
 import os
+import re
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -186,7 +187,8 @@ def from_mpiexec() -> Workers:
     Raises MinigenError where several were started that cannot find each other: each would do
     all of the work, and write to the same folder.
     """
-    started = next((int(os.environ[name]) for name in _SIZES if name in os.environ), 1)
+    sizes = (os.environ.get(name, "") for name in _SIZES)
+    started = next((int(size) for size in sizes if re.fullmatch("[0-9]{1,9}", size)), 1)
     if started == 1:
         return Workers()
     try:

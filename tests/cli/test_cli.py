@@ -242,6 +242,7 @@ BAD_TRAININGS = {
     "a setting that is not Unicode": (["--set", "\udc80=1"], 2, "a key is a printable text"),
     "an empty folder's name": (["--out", ""], 2, "'--out': a path must not be empty (got '')"),
     "a run that is there": (["--out", "taken"], 1, "not a new or empty folder"),
+    "a config without name": ([""], 2, "'[CONFIG]': a path must not be empty (got '')"),
     "a text without name": (["--text", ""], 2, "a path must not be empty"),
     "standard input twice": (["--text", "-", "--text", "-"], 2, "can be read once"),
     "a run that diverges": (["--set", "optimizer.learning_rate=1e9"], 1, "diverged at step 2"),
@@ -259,7 +260,7 @@ def test_a_mistake_in_training_gets_one_line(minigen: Command, mistake: str) -> 
     Path("taken").mkdir()
     Path("taken/precious.txt").touch()
     arguments, status, message = BAD_TRAININGS[mistake]
-    config, options = (arguments[:1], arguments[1:]) if arguments[0][0] != "-" else ([], arguments)
+    config, options = (arguments[:1], arguments[1:]) if arguments[0][:1] != "-" else ([], arguments)
     settings = [] if config or "--resume" in options else TINY_SETTINGS
     result = minigen("train", *config, *settings, *options)
     assert result.status == status

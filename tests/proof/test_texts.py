@@ -214,6 +214,19 @@ def test_a_prompt_that_json_could_not_hold_is_not_called_a_lie(generate, verify)
     status, verdicts, said = verify([{**line, "prompt": "\ufffd"}])
     assert (status, verdicts[0]["holds"]) == (1, None)
     assert "its prompt was not UTF-8, most likely" in said
+    # Where the tokens happen to be the same, their probabilities are others.
+    bare = {**line, "prompt": "\ufffd"}
+    [right] = generate("\ufffd", *SHORT)
+    status, verdicts, _ = verify([{**right, "log_probabilities": bare["log_probabilities"]}])
+    assert (status, verdicts[0]["holds"]) == (1, None)
+
+
+def test_a_stop_string_that_json_could_not_hold_is_not_called_a_lie(generate, verify):
+    [line] = generate("Once", *SHORT, "--stop", "\udcff")
+    assert line["stop"] == ["\ufffd"]
+    status, verdicts, said = verify([{**line, "finish_reason": "stop"}])
+    assert (status, verdicts[0]["holds"]) == (1, None)
+    assert "its stop was not UTF-8, most likely" in said
 
 
 def test_a_file_without_a_text_and_options_without_meaning_are_refused(models, tmp_path, capsys):
@@ -223,6 +236,7 @@ def test_a_file_without_a_text_and_options_without_meaning_are_refused(models, t
         (texts, 1, "empty holds no text: give what generate --json printed"),
         (["verify", models[0], "--texts", str(tmp_path / "gone")], 1, "No such file or directory"),
         ([*texts, "--segments", "1"], 2, "so --segments has no meaning with it"),
+        ([*texts, "--seed", "1"], 2, "so --seed has no meaning with it"),
         ([*texts, "--text", "x"], 2, "so --text has no meaning with it"),
         (["verify", models[0], "--draft", models[1]], 2, "give --texts too"),
     ):

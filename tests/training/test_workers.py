@@ -174,6 +174,12 @@ def test_a_single_process_of_mpiexec_trains_alone(variable, monkeypatch):
     assert type(from_mpiexec()) is Workers
 
 
+@pytest.mark.parametrize("size", ["", "many", "-1", "4(x2)"])
+def test_what_is_no_number_of_processes_says_nothing(variable, monkeypatch, size):
+    monkeypatch.setenv(variable, size)
+    assert type(from_mpiexec()) is Workers
+
+
 def test_several_processes_without_mpi4py_are_told_to_install_it(variable, monkeypatch):
     monkeypatch.setenv(variable, "4")
     monkeypatch.setitem(sys.modules, "mpi4py", None)
