@@ -96,7 +96,7 @@ def _rule(hint: Any) -> _Rule:
         )
     if kind in (Sequence, Iterable):
         _, several, fits = _rule(parts[0])
-        return _Rule(f"a list of {several}", "lists", lambda v: _is_list(v, kind, fits))
+        return _Rule(f"a list of {several}", "lists", lambda v: is_list(v, kind, fits))
     return _plain(f"a {kind.__name__}", "", kind)
 
 
@@ -107,7 +107,7 @@ def _plain(one: str, several: str, *kinds: type) -> _Rule:
     )
 
 
-def _is_list(value: Any, kind: Any, fits: Callable[[Any], bool]) -> bool:
+def is_list(value: Any, kind: Any, fits: Callable[[Any], bool] = lambda item: True) -> bool:
     """Whether a value is a list, or an array of numpy, of items that fit, or is an iterator."""
     if isinstance(value, str | bytes | bytearray | Mapping) or getattr(value, "ndim", 1) == 0:
         return False

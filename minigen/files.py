@@ -87,12 +87,13 @@ def write_atomically(path: str | Path, *parts: bytes | memoryview) -> None:
     MinigenError where that fails.
     """
     path = Path(path)
-    if path.is_dir():
-        raise MinigenError(f"cannot save {path}: it is a folder; name a file in it")
     with explained(f"cannot save {path}", "; nothing was changed"):
+        if path.is_dir():
+            raise MinigenError(f"cannot save {path}: it is a folder; name a file in it")
+        # What a link leads to may have no name of its own, as the pipe of /dev/stdout.
+        is_special = path.exists() and not path.is_file()
         target = path.resolve() if path.is_symlink() else path
-        is_special = target.exists() and not target.is_file()
-        with open(target, "wb") if is_special else replacing(target) as file:
+        with open(path, "wb") if is_special else replacing(target) as file:
             for part in parts:
                 file.write(part)
 

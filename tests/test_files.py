@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from minigen import files
+from minigen import files, load
 from minigen.errors import MinigenError
 from minigen.files import explained, own, remove_strays, replacing, write_atomically
 from minigen.paths import expand, home_is_known
@@ -97,6 +97,19 @@ def test_a_link_stays_one_and_a_pipe_is_written_to(tmp_path: Path) -> None:
     write_atomically(tmp_path / "pipe", b"new")
     assert os.read(reader, 9) == b"new"
     os.close(reader)
+    reader, writer = os.pipe()  # which has no name, though a link leads to it: as /dev/stdout
+    write_atomically(f"/dev/fd/{writer}", b"new")
+    assert os.read(reader, 9) == b"new"
+    for end in (reader, writer):
+        os.close(end)
+
+
+def test_a_name_that_is_too_long_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(MinigenError, match=r"^cannot save .*: File name too long"):
+        write_atomically(tmp_path / ("a" * 300), b"new")
+    for path in ("a" * 300, "a" * 5000):
+        with pytest.raises(MinigenError, match=r"^cannot load a*: File name too long$"):
+            load(path)
 
 
 def test_no_temporary_file_can_be_foreseen_or_is_taken_from_another(

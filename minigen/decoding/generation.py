@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 
 from minigen.decoding.policy import SIZE, DeadEndError, Policy
-from minigen.errors import MinigenError, OptionError
+from minigen.errors import MinigenError, OptionError, shown
 from minigen.exact.arithmetic import Floats, Integers
 from minigen.exact.streams import Stream
 from minigen.model import head
@@ -238,7 +238,8 @@ def check_prompts(
 ) -> None:
     """Refuse one text for several, and other streams than one a prompt, where both are known."""
     if isinstance(prompts, Text):  # it would be taken letter by letter
-        raise OptionError(f"prompts must be a list of texts (got {prompts!r}); write [{prompts!r}]")
+        got = shown(prompts)
+        raise OptionError(f"prompts must be a list of texts (got {got}); write [{got}]")
     count = len(prompts) if isinstance(prompts, Sized) else "the"
     given = len(streams) if isinstance(streams, Sized) else "none"
     is_known = streams is None or (isinstance(prompts, Sized) and isinstance(streams, Sized))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from minigen.arguments import checked
+from minigen.arguments import checked, is_list
 from minigen.decoding import filters, rules
 from minigen.decoding.history import History
 from minigen.errors import MinigenError, OptionError, listed, shown
@@ -92,7 +92,7 @@ class Ids:
 
     def check(self, name: str, value: Any) -> tuple[int, ...]:
         """Return the ids as a tuple; raises OptionError."""
-        if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        if not is_list(value, Iterable):
             raise OptionError(f"{name} must be a list of token ids (got {shown(value)}); () is off")
         return tuple(_TOKEN.check("a suppressed token's id", token) for token in value)
 
@@ -400,7 +400,7 @@ class Policy:
         """
         word = _WORD.check("a word", word)
         w = self._weights_after(logits, history, prompt_length)
-        if len(w) > 1:
+        if len(w) != 1:
             raise OptionError(f"logits must be those of one token, (V,) (got {w.shape})")
         return int(draw(w, np.array([word], dtype=np.uint64))[0])
 
@@ -408,8 +408,10 @@ class Policy:
         self, logits: ArrayLike, history: Sequence[int], prompt_length: int
     ) -> Floats:
         """``weights`` of logits (V,) or (R, V), all with one history → (R, V)."""
-        rows = np.atleast_2d(np.asarray(logits, dtype=np.float64))
-        V = rows.shape[-1]
+        z = np.asarray(logits, dtype=np.float64)
+        if z.ndim not in (1, 2):
+            raise OptionError(f"logits must be (V,) or (R, V) (got shape {z.shape})")
+        rows, V = np.atleast_2d(z), z.shape[-1]
         self.check_ids(V)
         require_tokens(np.asarray(history), V)
         new_tokens = max(0, len(history) - prompt_length)

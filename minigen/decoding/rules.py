@@ -55,6 +55,6 @@ def suppress(z: Floats, history: History, tokens: Sequence[int]) -> Floats:
 
 def delay_end_of_text(z: Floats, history: History, min_new_tokens: int) -> Floats:
     """Forbid ``<|endoftext|>`` until a text has so many new tokens."""
-    if history.new_tokens >= min_new_tokens or z.shape[1] <= END_OF_TEXT:
+    if history.new_tokens >= min_new_tokens or z.shape[-1] <= END_OF_TEXT:
         return z
     return suppress(z, history, [END_OF_TEXT])

@@ -50,7 +50,14 @@ class Stream:
     @checked
     def __init__(self, seed: int, name: str, position: int = 0):
         self.seed, self.name = int(seed), name
-        digest = hashlib.sha256(f"minigen:{self.seed}:{name}".encode()).digest()
+        try:
+            text = f"minigen:{self.seed}:{name}".encode()
+        except ValueError:  # Python writes no more digits, and no lone surrogate
+            raise OptionError(
+                "a stream takes a seed of at most 4300 digits and a name of Unicode "
+                f"(got {shown(seed)} and {shown(name)})"
+            ) from None
+        digest = hashlib.sha256(text).digest()
         self._key = int.from_bytes(digest[:16], "little")
         self.position = position
         self.words(0)  # refuses a position that no stream has
@@ -71,7 +78,7 @@ class Stream:
         # ``position`` says: after an interruption, in a copy, or in another thread.
         generator = np.random.Philox(key=self._key, counter=position // 4)
         generator.random_raw(position % 4)  # a count of the counter gives four words
-        words = generator.random_raw(n)
+        words = generator.random_raw(int(n))
         self.position = position + n
         return words
 

@@ -111,7 +111,7 @@ def loss_and_gradient(logits: ArrayLike, target: int) -> tuple[float, Floats]:
         )
     gradient = softmax(z)
     gradient[target] -= 1.0
-    return -float(log_softmax(z)[target]), gradient
+    return 0.0 - float(log_softmax(z)[target]), gradient  # 0.0: a sure token costs +0
 
 
 def gradient_bits(step_size: int, context_length: int) -> tuple[int, int]:

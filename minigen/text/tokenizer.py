@@ -29,6 +29,7 @@ Texts = Sequence[Text]
 END_OF_TEXT = 256
 END_OF_TEXT_CHARACTER = chr(END_OF_TEXT)
 BYTE_VOCABULARY = 257
+MOST_TOKENS = 2**21
 
 # Merges stay inside a word: letters, digits or signs with the space before them, or white space.
 # Bytes from 0x80 on count as letters. A word is at most 60 bytes and a space long (whole
@@ -183,6 +184,8 @@ class ByteTokenizer:
         """
         if vocab_size < BYTE_VOCABULARY:
             raise OptionError(f"vocab_size must be at least {BYTE_VOCABULARY} (got {vocab_size})")
+        if vocab_size > MOST_TOKENS:  # the library takes memory for each, and aborts without
+            raise OptionError(f"vocab_size must be at most {MOST_TOKENS} (got {shown(vocab_size)})")
         if vocab_size == BYTE_VOCABULARY:
             return cls()
         from tokenizers import Tokenizer, models, pre_tokenizers, trainers

@@ -19,6 +19,7 @@ def load(model: str | Path) -> Generator:
     where there is no checkpoint, or a damaged one.
     """
     path = checkpoint.locate(model)
+    place = path.absolute()  # its text is read later, from wherever that is
     saved = checkpoint.load(path, moments=False)
     D, K, V = saved.tensors["W"].shape
     weights = Model(V, K, D)
@@ -27,6 +28,6 @@ def load(model: str | Path) -> Generator:
     def read(text: Text | Texts | None, paths: Sequence[str | Path]) -> Tokens:
         from minigen.training.run import Run  # imports pydantic, which writing does without
 
-        return Run.load(path).read(text, paths)
+        return Run.load(place).read(text, paths)
 
     return Generator(weights, ByteTokenizer.from_state(saved.tokenizer), read=read)

@@ -339,12 +339,12 @@ class Run:
         A text is cut into documents as the run's own is; a list holds documents. Raises
         MinigenError where a file cannot be read, or no text is held back for validation.
         """
-        if text is not None and paths:
+        if text is not None and len(paths):
             raise OptionError("give a text or paths, not both")
         cut: Any = {"documents": self.config.corpus.documents, "tokenizer": self.tokenizer}
         if text is not None:
             return corpus.from_memory(text, **cut).training
-        if paths:
+        if len(paths):
             return corpus.load(paths, **cut).training
         validation = self.read_corpus().validation
         if not len(validation):

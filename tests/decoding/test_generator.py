@@ -8,6 +8,7 @@ from inspect import getsource, signature
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import numpy as np
 import pytest
 
 from minigen import Config, Generator, OptionError, Policy, Run, Stream, load
@@ -210,7 +211,20 @@ def test_a_run_loaded_from_its_folder_finds_its_text(minigen: Command, tmp_path:
     assert load("mine").evaluate().loss == expected
     other = load("mine").evaluate("to be")
     assert (other.tokens, other.bytes) == (6, 5)
-    assert load("mine").evaluate(paths=["mine.txt"]).bytes == 379  # the last line's end left out
+    for paths in (["mine.txt"], np.array(["mine.txt"])):
+        assert load("mine").evaluate(paths=paths).bytes == 379  # the last line's end left out
+
+
+def test_a_model_finds_its_text_wherever_the_process_has_gone(
+    minigen: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = [part for key, value in TINY.items() for part in ("--set", f"{key}={value}")]
+    Path("mine.txt").write_text("to be or not to be\n" * 20)
+    assert minigen("train", *settings, "--text", "mine.txt", "--out", "mine").status == 0
+    model, expected = load("mine"), load("mine").evaluate().loss
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    assert model.evaluate().loss == expected
 
 
 # ── Mistakes get one line ────────────────────────────────────────────────────────────────────────
@@ -253,6 +267,11 @@ MISTAKES: dict[str, tuple[Callable[[Generator], object], str]] = {
         lambda model: model.beams("a", top_k=10**5000),
         "(got top_k=a number too long to show)",
     ),
+    "ids in an array of no dimension": (
+        lambda model: model.generate("a", suppress_tokens=np.array(65)),
+        "suppress_tokens must be a list of token ids (got array(65))",
+    ),
+    "a seed beyond words": (lambda model: model.generate("a", seed=10**5000), "4300 digits"),
     "a text and paths": (lambda model: model.evaluate("a", paths=["b"]), "not both"),
 }
 

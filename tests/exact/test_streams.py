@@ -195,3 +195,9 @@ def test_a_number_of_words_that_is_none_is_refused(n):
     with pytest.raises(OptionError, match=r"^n must be a whole number of at least 0 \(got .+\)$"):
         stream.words(n)
     assert stream.position == 0
+
+
+@pytest.mark.parametrize(("seed", "name"), [(10**5000, "x"), (0, "\ud800")], ids=["seed", "name"])
+def test_what_cannot_be_written_names_no_stream(seed, name):
+    with pytest.raises(OptionError, match=r"a seed of at most 4300 digits and a name of Unicode"):
+        Stream(seed, name)

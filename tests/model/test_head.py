@@ -329,3 +329,8 @@ def test_the_largest_losses_of_the_largest_batch_add_up_exactly():
 def test_a_loss_without_bound_is_refused(loss):
     with pytest.raises(MinigenError, match=r"^a loss must stay below 4096 nats \(got "):
         total_loss(np.array([1.0, loss]))
+
+
+def test_a_sure_token_costs_nothing_and_no_negative_zero():
+    for logits in ([1.0], [1.0, -1e300]):
+        assert str(loss_and_gradient(logits, 0)[0]) == "0.0"

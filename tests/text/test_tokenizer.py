@@ -263,6 +263,12 @@ def test_a_vocabulary_smaller_than_the_bytes_is_refused():
         ByteTokenizer.train([b"ab"], 256)
 
 
+@pytest.mark.parametrize("vocab_size", [2**21 + 1, 2**40, 10**5000], ids=["1", "2", "3"])
+def test_a_vocabulary_larger_than_any_model_is_refused_before_memory_is_taken(vocab_size):
+    with pytest.raises(OptionError, match=r"vocab_size must be at most 2097152 \(got "):
+        ByteTokenizer.train([b"ab"], vocab_size)
+
+
 def test_a_state_goes_through_json(tokenizer):
     copy = ByteTokenizer.from_state(json.loads(json.dumps(tokenizer.state())))
     assert copy.merges == tokenizer.merges
