@@ -86,6 +86,14 @@ def test_one_process_is_the_trivial_case():
         join(3)
 
 
+def test_a_batch_is_shared_out_whole_and_evenly():
+    one, shares = Workers(), []
+    one.size = 3
+    for one.rank in range(3):
+        shares.append(one.share(np.arange(8)).tolist())
+    assert shares == [[0, 1], [2, 3, 4], [5, 6, 7]]
+
+
 def test_a_pool_shares_the_threads_out_and_gives_them_back(monkeypatch):
     allowed = parallel.resources()[0]
     monkeypatch.setattr("minigen.training.pool.cores", lambda: {*range(allowed)})
@@ -101,7 +109,7 @@ def test_a_pool_shares_the_threads_out_and_gives_them_back(monkeypatch):
 
 @pytest.mark.parametrize(
     ("cores", "tasks", "joins", "processes"),
-    [(4, 9, False, 4), (4, 3, False, 3), (4, 3, True, 2), (4, 9, True, 3), (4, 1, True, 1)],
+    [(4, 9, None, 4), (4, 3, False, 3), (4, 3, True, 2), (4, 9, True, 3), (4, 1, True, 1)],
 )
 def test_a_pool_has_no_more_processes_than_there_are_cores_or_tasks(
     monkeypatch, cores, tasks, joins, processes
@@ -109,7 +117,7 @@ def test_a_pool_has_no_more_processes_than_there_are_cores_or_tasks(
     monkeypatch.setattr("minigen.training.pool.cores", lambda: {*range(cores)})
     monkeypatch.setattr("minigen.training.pool.use_threads", lambda count: None)
     assert helpers(Workers()) == cores - 1
-    with pool(Workers(), tasks, joins=joins) as executor:
+    with pool(Workers(), tasks, **({} if joins is None else {"joins": joins})) as executor:
         assert executor._max_workers == processes
 
 
