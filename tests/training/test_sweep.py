@@ -229,7 +229,7 @@ def test_processes_train_what_train_trains(minigen: Command, alone):
 @needs_mpi
 def test_workers_of_mpiexec_train_what_train_trains(tmp_path, alone):
     arguments = ["sweep", "fables", *TINY_SETTINGS, *RATES, *SEEDS, "--out", "out"]
-    done = mpiexec(3, "-m", "minigen", *arguments, cwd=tmp_path)
+    done = mpiexec(2, "-m", "minigen", *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert folders(str(tmp_path / "out")) == alone
     assert len(done.stdout.splitlines()) == 3

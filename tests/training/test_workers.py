@@ -116,7 +116,9 @@ def test_a_pool_has_no_more_processes_than_there_are_cores_or_tasks(
 ):
     monkeypatch.setattr("minigen.training.pool.cores", lambda: {*range(cores)})
     monkeypatch.setattr("minigen.training.pool.use_threads", lambda count: None)
-    assert helpers(Workers()) == cores - 1
+    two = Workers()
+    two.size = 2
+    assert (helpers(Workers()), helpers(two)) == (cores - 1, 1)
     with pool(Workers(), tasks, **({} if joins is None else {"joins": joins})) as executor:
         assert executor._max_workers == processes
 
@@ -319,6 +321,11 @@ def test_the_first_worker_reads_and_the_first_of_a_machine_goes_ahead(three):
     assert done == [0, 0, 0]
 
 
+@needs_mpi
+def test_of_workers_that_run_tasks_the_first_alone_is_interrupted(three):
+    assert three["signals"] == [[0], [], []]
+
+
 # ---- Faults
 
 
@@ -424,7 +431,6 @@ def test_a_worker_that_fails_alone_says_so_and_ends_the_others(command):
         (["--set", "optimizer.learning_rate=1e300"], 1, "training diverged at step "),
         (["--set", "training.batch_size=0"], 2, "training.batch_size must be "),
         (["--text", "-"], 2, "standard input reaches the first worker alone"),
-        (["--resume"], 2, "--resume takes the config from the folder"),
     ],
 )
 def test_an_error_of_all_is_told_once(command, arguments, status, message):

@@ -20,7 +20,9 @@ from minigen.errors import MinigenError
 from minigen.model import engines as engine_room
 from minigen.model import kernels, parallel
 from minigen.model.gradient import Statistics
+from minigen.signals import heard_by
 from minigen.training import workers
+from minigen.training.pool import pool
 from minigen.training.workers import Workers
 from tests.conftest import TINY
 
@@ -55,6 +57,7 @@ def exchanges() -> dict[str, Any]:
         "total": total(),
         "stops": stops(),
         "turns": turns(),
+        "signals": signals(),
         "errors": errors(),
     }
 
@@ -75,6 +78,14 @@ def stops() -> Any:
         group.total(lambda: none, 2)
         told.append(WORLD.allgather(group.is_stopping()))
     return told
+
+
+def signals() -> Any:
+    """Tell who hears a signal while a pool is open."""
+    heard: list[int] = []
+    with heard_by(lambda *_: heard.append(WORLD.rank)), pool(Workers(WORLD), 1):
+        signal.raise_signal(signal.SIGTERM)
+    return WORLD.allgather(heard)
 
 
 def total() -> Any:
