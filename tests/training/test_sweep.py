@@ -233,6 +233,7 @@ def test_workers_of_mpiexec_train_what_train_trains(tmp_path, alone):
     assert done.returncode == 0, done.stderr
     assert folders(str(tmp_path / "out")) == alone
     assert len(done.stdout.splitlines()) == 3
+    assert done.stderr.count("training ") == len(alone)
 
 
 @needs_mpi
