@@ -218,10 +218,10 @@ def to_two_grids(x: Any, per_unit: float, per_other: float) -> tuple[Any, Any]:
     return np.rint(x * per_unit), np.rint(x * per_other)
 
 
-def integer_square(x: Any, per_unit: float, scale: float) -> Any:
+def integer_square(x: Any, per_unit: float, scale: float) -> tuple[Any]:
     """rint((x/unit)²·scale): a square on a grid, so that squares add up exactly."""
     x = x * per_unit
-    return np.rint(x * x * scale)
+    return (np.rint(x * x * scale),)
 
 
 def exact_matmul(a: Floats, b: Floats, out: Floats | None = None) -> Floats:

@@ -26,9 +26,6 @@ class Engine(Protocol):
         up: integers in steps of ``unit``. d may be ``logits``, where slots count its own rows.
         """
 
-    def sum_of_squares(self, x: Floats, per_unit: float, scale: float) -> float:
-        """Σ ``arithmetic.integer_square`` over a flat array."""
-
     def elementwise(
         self,
         formula: Formula,

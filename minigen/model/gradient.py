@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from minigen.errors import OptionError
 from minigen.exact.arithmetic import Floats, Integers, exact_matmul, exact_sum
@@ -17,8 +18,13 @@ from minigen.model.parallel import blocks, in_parallel, resources, scratch, shar
 
 PASSES = 38  # what the table's passes over the row of a token cost, in products
 PER_NANOSECOND = 32  # products that a thread computes
-COLUMNS = 600  # of W that a product takes at least, since it costs some time to begin one
+COLUMNS = 512  # of W that a product takes at least, since it costs some time to begin one
 BLOCK = 1 << 19  # numbers of d that are held at once
+
+
+def cut(flat: Floats, V: int, K: int, D: int) -> tuple[Floats, Floats, Floats]:
+    """Cut what is laid out like the parameters (P,) into E (V, D), W (D, K, V) and b (V,)."""
+    return flat[: V * D].reshape(V, D), flat[V * D : -V].reshape(D, K, V), flat[-V:]
 
 
 class Grids(NamedTuple):
@@ -66,8 +72,7 @@ def is_cheaper_by_table(tokens: int, rows: int, embedding_dim: int) -> bool:
     return 3 * embedding_dim * (tokens - rows) > PASSES * tokens
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """Contexts (N, K), the head that predicts behind them, and the weights that both take.
 
     ``forward`` are the weights on the logits' grid, ``backward`` on the gradient's.
@@ -85,23 +90,17 @@ class Batch:
         machine wait for each other.
         """
         D, K, V = self.forward.W.shape
-        groups = list(blocks(slice(0, K), V, COLUMNS))  # of g positions, the last perhaps of fewer
-        g = groups[0].stop
-        occurs = np.zeros((len(groups), V), dtype=bool)
-        occurs[np.arange(K) // g, self.contexts] = True
+        g = min(K, -(-COLUMNS // V))  # positions of a group; the last one has perhaps fewer
+        cells = self.contexts + V * (np.arange(K) // g)  # (N, K), a number for a token in a group
+        occurs = np.zeros(-(-K // g) * V, dtype=bool)
+        occurs[cells] = True
         rows = g * int(np.count_nonzero(occurs))
-        _, blas = resources()
-        with blas.limit(limits=1):
+        with resources()[1].limit(limits=1):
             if is_cheaper_by_table(self.contexts.size, rows, D):
-                self._by_table(sums, groups, occurs)
+                self._by_table(sums, g, cells, occurs)
             else:
                 self._by_contexts(sums)
         return total_loss(self.head.losses)
-
-    def _views(self, sums: Floats) -> tuple[Floats, Floats, Floats]:
-        """Cut sums (P,) into dE (V, D), dW (D, K, V) and db (V,)."""
-        D, K, V = self.forward.W.shape
-        return sums[: V * D].reshape(V, D), sums[V * D : -V].reshape(D, K, V), sums[-V:]
 
     def _by_contexts(self, sums: Floats) -> None:
         """Add up dW = hᵀ·d, dh = d·Wᵀ, and dE from dh: 3·N·K·D·V multiplications."""
@@ -113,79 +112,75 @@ class Batch:
             return E.take(x, axis=0).transpose(0, 2, 1).reshape(len(x), D * K)
 
         def add_up(part: slice) -> Floats:
-            own = sums if part.start == 0 else scratch(f"sums from {part.start}", len(sums))
-            dE, dW, db = self._views(own)
-            dE[...], dW = 0.0, dW.reshape(D * K, V)
-            for rows in blocks(part, V, BLOCK):
-                x = self.contexts[rows]
-                d = exact_matmul(hidden(self.forward.E, x), W, out=scratch("d", len(x), V))
-                engine.gradients(d, np.arange(len(x))[:, None], self.head.of(rows), d)
-                h = hidden(self.backward.E, x)
-                if rows.start == part.start:
-                    exact_matmul(h.T, d, out=dW)
-                    db[...] = exact_sum(d, axis=0)
-                else:
-                    dW += exact_matmul(h.T, d, out=scratch("dW", D * K, V))
-                    db += exact_sum(d, axis=0)
-                dh = exact_matmul(d, W_backward.T).reshape(len(x), D, K).transpose(0, 2, 1)
-                engine.scatter(dh.reshape(-1, D), x.reshape(-1, 1), dE)
+            is_first = part.start == block.start == 0
+            own = sums if is_first else scratch(f"sums from {part.start}", len(sums))
+            dE, dW, db = cut(own, V, K, D)
+            x = contexts[part]
+            d = exact_matmul(hidden(self.forward.E, x), W, out=scratch("d", len(x), V))
+            engine.gradients(d, np.arange(len(x))[:, None], head.of(part), d)
+            exact_matmul(hidden(self.backward.E, x).T, d, out=dW.reshape(D * K, V))
+            dh = exact_matmul(d, W_backward.T).reshape(len(x), D, K).transpose(0, 2, 1)
+            dE[...] = 0.0
+            engine.scatter(dh.reshape(-1, D), x.reshape(-1, 1), dE)
+            db[...] = exact_sum(d, axis=0)
             return own
 
         cost = V + 3 * K * D * V // PER_NANOSECOND
-        _, *others = in_parallel(add_up, shares(len(self.contexts), cost))
-        for other in others:
-            sums += other
+        for block in blocks(slice(0, len(self.contexts)), V, BLOCK):
+            contexts, head = self.contexts[block], self.head.of(block)
+            for own in in_parallel(add_up, shares(len(contexts), cost)):
+                if own is not sums:
+                    sums += own
 
-    def _by_table(self, sums: Floats, groups: list[slice], occurs: Floats) -> None:
+    def _by_table(self, sums: Floats, g: int, cells: Integers, occurs: NDArray[np.bool_]) -> None:
         """Add up dT = Xᵀ·d, and from it dW = Eᵀ·dT and dE = dT·Wᵀ: 3·R·D·g·V multiplications.
 
-        ``occurs`` (G, V) tells which tokens stand in which group of g positions; they are the R
-        rows of the table, and what each adds to the logits from those positions is in it. Threads
-        share the groups, then the predictions, then the groups again: none writes beside another.
+        The R ``cells`` that occur are the rows of the table: what a token adds to the logits from
+        each of the g positions of a group. Threads share the groups, then the predictions, then
+        the groups again: none writes beside another.
         """
         engine, (D, K, V), N = engines.chosen(), self.forward.W.shape, len(self.contexts)
-        group, token = np.nonzero(occurs)  # (R,) each
-        R, g = len(token), groups[0].stop
-        number = np.empty(occurs.shape, dtype=np.int64)  # of a row of the table
-        number[occurs] = np.arange(R)
-        slots = number[np.arange(K) // g, self.contexts] * g + np.arange(K) % g  # (N, K)
-        bounds = np.searchsorted(group, np.arange(len(groups) + 1)).tolist()
-        cuts = [slice(*pair) for pair in pairwise(bounds)]  # the rows of each group
+        cell, number = np.flatnonzero(occurs), np.cumsum(occurs) - 1  # of a row, of a cell
+        R, token = len(cell), cell % V
+        slots = number[cells] * g + np.arange(K) % g  # (N, K)
+        bounds = np.searchsorted(cell, range(0, len(occurs) + 1, V)).tolist()
+        rows = [slice(*pair) for pair in pairwise(bounds)]
+        groups = list(zip(rows, blocks(slice(0, K), 1, g), strict=True))  # rows and positions
         E, E_backward = (grids.E.take(token, axis=0) for grids in (self.forward, self.backward))
         table, dT = scratch("table", R, g * V), scratch("dT", R, g * V)
         terms = scratch("terms", R, D)
-        dE, dW, db = self._views(sums)
+        dE, dW, db = cut(sums, V, K, D)
 
         def fill(part: slice) -> None:
-            for rows, positions in zip(cuts[part], groups[part], strict=True):
+            for rows, positions in groups[part]:
                 W = self.forward.W[:, positions].reshape(D, -1)
                 exact_matmul(E[rows], W, out=table[rows, : W.shape[1]])
 
         def predict(part: slice) -> None:
-            rows = slice(block.start + part.start, block.start + part.stop)
-            engine.gradients(table.reshape(-1, V), slots[rows], self.head.of(rows), d[part])
+            engine.gradients(table.reshape(-1, V), x[part], head.of(part), d[part])
 
         def learn(part: slice) -> None:
             first, stop = bounds[part.start], bounds[part.stop]
             own = dT[first:stop].reshape(-1, V)
             if block.start == 0:
                 own[...] = 0.0
-            its = slots[block, groups[part][0].start : groups[part][-1].stop]
+            its = slots[block, part.start * g : part.stop * g]
             engine.scatter(d, its - first * g, own)
             if block.stop == N:
-                for rows, positions in zip(cuts[part], groups[part], strict=True):
-                    W, dW_of_group = (x[:, positions].reshape(D, -1) for x in (self.backward.W, dW))
-                    dT_of_group = dT[rows, : W.shape[1]]
-                    exact_matmul(E_backward[rows].T, dT_of_group, out=dW_of_group)
+                for rows, positions in groups[part]:
+                    W = self.backward.W[:, positions].reshape(D, -1)
+                    dT_of_group, dW_of_group = dT[rows, : W.shape[1]], dW[:, positions]
+                    exact_matmul(E_backward[rows].T, dT_of_group, out=dW_of_group.reshape(D, -1))
                     exact_matmul(dT_of_group, W.T, out=terms[rows])
 
         cost = g * V * (N // 5 + 3 * D * R // len(groups) // PER_NANOSECOND)
         parts = shares(len(groups), cost)
         in_parallel(fill, parts)
         for block in blocks(slice(0, N), V, BLOCK):
-            d = scratch("d", block.stop - block.start, V)
-            in_parallel(predict, shares(len(d), V + K * V // 8))
+            x, head = slots[block], self.head.of(block)
+            d = scratch("d", len(x), V)
+            in_parallel(predict, shares(len(x), V + K * V // 8))
             in_parallel(learn, parts)
         dE[...] = 0.0
         engine.scatter(terms, token[:, None], dE)
-        db[...] = exact_sum(dT[cuts[0], :V], axis=0)  # each prediction has a token in the first
+        db[...] = exact_sum(dT[: bounds[1], :V], axis=0)  # where each prediction has a token

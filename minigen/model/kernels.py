@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_array
 
-from minigen.exact.arithmetic import Floats, Integers, exact_sum, integer_exp, integer_square
+from minigen.exact.arithmetic import Floats, Integers, exact_sum, integer_exp
 from minigen.model.head import Head, gaps, integer_gradient, log_partition, weight_bits
 from minigen.model.parallel import blocks, in_parallel, shares
 from minigen.model.rules import Formula
@@ -38,15 +38,6 @@ def gradients(logits: Floats, slots: Integers, head: Head, d: Floats) -> None:
         w = integer_gradient(w, scale / S[:, None])
         w[target] -= scale
         d[block] = w
-
-
-def sum_of_squares(x: Floats, per_unit: float, scale: float) -> float:
-    """See ``Engine``."""
-
-    def squares(part: slice) -> list[float]:
-        return [exact_sum(integer_square(x[block], per_unit, scale)) for block in blocks(part)]
-
-    return float(exact_sum(np.concatenate(in_parallel(squares, shares(len(x))))))
 
 
 def elementwise(

@@ -11,7 +11,7 @@ import numba
 import numpy as np
 
 from minigen.exact import arithmetic
-from minigen.exact.arithmetic import Floats, Integers, exact_sum, exp_span, exp_table
+from minigen.exact.arithmetic import Floats, Integers, exp_span, exp_table
 from minigen.model import head, numba_cache, rules
 from minigen.model.head import Head, weight_bits
 from minigen.model.parallel import in_parallel, shares
@@ -38,28 +38,14 @@ def _loop(function: Any) -> Any:
 
 _exp_step = _formula(arithmetic.exp_step)
 _exp_remainder = _formula(arithmetic.exp_remainder)
-_integer_square = _formula(arithmetic.integer_square)
 _integer_gradient = _formula(head.integer_gradient)
 _log_scaled = _formula(arithmetic.log_scaled)
 
 
-@_loop
-def _sum_of_squares(x, per_unit, scale):
-    total = 0
-    for i in range(len(x)):
-        total += np.int64(_integer_square(x[i], per_unit, scale))
-    return total
-
-
-@_loop
-def _largest(row, scratch):
-    """max(row), from the bits: as integers they are ordered alike, negative numbers reversed."""
-    bits = row.view(np.int64)
-    largest = np.int64(-1) << 63
-    for i in range(len(bits)):
-        largest = max(largest, bits[i] ^ ((bits[i] >> 63) & 0x7FFFFFFFFFFFFFFF))
-    scratch[0] = largest ^ ((largest >> 63) & 0x7FFFFFFFFFFFFFFF)
-    return scratch.view(np.float64)[0]
+@_formula
+def _ordered(bits):
+    """Turn a float's bits into an integer of the same order, or back: negatives are reversed."""
+    return bits ^ ((bits >> 63) & 0x7FFFFFFFFFFFFFFF)
 
 
 @_loop
@@ -74,7 +60,7 @@ def scatter(d, slots, total):
 
 @_loop
 def _gradients(logits, slots, unit, bias, targets, scale, losses, powers, bits, span, d):
-    V = len(bias)
+    K, V = slots.shape[1], len(bias)
     steps = np.empty(V, np.int32)
     lookup = steps.view(np.uint32)  # spares the test for negative indices
     scratch = np.empty(1, np.int64)
@@ -83,13 +69,20 @@ def _gradients(logits, slots, unit, bias, targets, scale, losses, powers, bits, 
         part = logits[slots[n, 0]]
         for i in range(V):
             row[i] = part[i]
-        for slot in slots[n, 1:]:
+        for k in range(1, K - 1, 2):  # by twos, which takes half of the passes over ``row``
+            part, other = logits[slots[n, k]], logits[slots[n, k + 1]]
+            for i in range(V):
+                row[i] += part[i] + other[i]
+        for slot in slots[n, K - (K - 1) % 2 :]:  # perhaps one is left
             part = logits[slot]
             for i in range(V):
                 row[i] += part[i]
+        row_bits, largest = row.view(np.int64), np.int64(-1) << 63
         for i in range(V):
             row[i] = row[i] * unit + bias[i]
-        best = _largest(row, scratch)
+            largest = max(largest, _ordered(row_bits[i]))  # of floats, it would take longer
+        scratch[0] = _ordered(largest)
+        best = scratch.view(np.float64)[0]
         gap = best - row[targets[n]]
         for i in range(V):
             clamped = min(best - row[i], span)
@@ -117,7 +110,7 @@ def _elementwise_loop(formula: Any, inputs: int, outputs: int) -> Any:
     source = (
         f"def {formula.__name__}({', '.join(names)}, *scalars):\n"
         f"    for i in range(len(in0)):\n"
-        f"        {', '.join(items[inputs:])} = formula({', '.join(items[:inputs])}, *scalars)\n"
+        f"        {', '.join(items[inputs:])}, = formula({', '.join(items[:inputs])}, *scalars)\n"
     )
     known = {"formula": _formula(formula), "__name__": __name__}
     exec(compile(source, __file__, "exec"), known)  # a file's name, for numba's cache
@@ -128,12 +121,6 @@ def gradients(logits: Floats, slots: Integers, head: Head, d: Floats) -> None:
     """See ``Engine``."""
     bits = weight_bits(len(head.bias))
     _gradients(logits, slots, *head, exp_table(bits), bits, exp_span(bits), d)
-
-
-def sum_of_squares(x: Floats, per_unit: float, scale: float) -> float:
-    """See ``Engine``."""
-    sums = in_parallel(lambda part: _sum_of_squares(x[part], per_unit, scale), shares(len(x)))
-    return float(exact_sum(np.array(sums)))
 
 
 def elementwise(

@@ -7,7 +7,7 @@ One table a step replaces N products; in generation it is the cache of what was 
 import hashlib
 import threading
 from collections.abc import Mapping
-from math import ldexp, prod
+from math import ldexp
 from typing import Any, Self
 
 import numpy as np
@@ -26,7 +26,7 @@ from minigen.exact.arithmetic import (
 )
 from minigen.exact.streams import Stream
 from minigen.model import engines
-from minigen.model.gradient import Batch, Grids, Statistics
+from minigen.model.gradient import Batch, Grids, Statistics, cut
 from minigen.model.head import Head, gradient_bits
 from minigen.model.parallel import scratch
 from minigen.text.tokenizer import require_tokens
@@ -59,11 +59,9 @@ class Model:
         self.vocab_size, self.context_length = vocab_size, context_length
         self.embedding_dim = embedding_dim
         V, K, D = vocab_size, context_length, embedding_dim
-        self.shapes = {"E": (V, D), "W": (D, K, V), "b": (V,)}
-        self.flat = np.zeros(sum(prod(shape) for shape in self.shapes.values()))
+        self.flat = np.zeros(V * (D + D * K + 1))
         selfcheck.check(K * D, V)
         self.bits = grid_bits(max(K * D, V))
-        self._E_and_W = slice(0, V * D), slice(V * D, V * D + D * K * V)  # of ``flat``
         self._offsets = np.arange(K)  # of the rows of a token, one a position
         self._most_kept = max(_ROOM, 2 * self.flat.size) // (K * V)  # tokens
         self._derive()
@@ -74,7 +72,7 @@ class Model:
         self.changed()
 
     def __repr__(self) -> str:
-        listed = ", ".join(f"{name} {shape}" for name, shape in self.shapes.items())
+        listed = ", ".join(f"{name} {x.shape}" for name, x in self.parameters.items())
         return f"Model({self.flat.size:,} weights: {listed})"
 
     @property
@@ -99,11 +97,8 @@ class Model:
 
     def views(self, flat: Floats) -> dict[str, Floats]:
         """Cut a flat array into named views of the parameters' shapes."""
-        views, start = {}, 0
-        for name, shape in self.shapes.items():
-            views[name] = flat[start : start + prod(shape)].reshape(shape)
-            start += prod(shape)
-        return views
+        parts = cut(flat, self.vocab_size, self.context_length, self.embedding_dim)
+        return dict(zip(PARAMETERS, parts, strict=True))
 
     def initialize(self, stream: Stream) -> None:
         """Draw E uniform in ±1 and W uniform in ±1/√(K·D), in this order; b is zero."""
@@ -139,30 +134,25 @@ class Model:
         """Raise MinigenError where a parameter is not finite or too large for any grid."""
         self.units(self.bits)
 
-    def _grids_from(self, integers: Floats, units: tuple[float, float]) -> Grids:
-        """Name the parts of integers (P − V,): E and W, which lie as they do in ``flat``."""
-        V, K, D = self.vocab_size, self.context_length, self.embedding_dim
-        E, W = integers[: V * D].reshape(V, D), integers[V * D :].reshape(D, K, V)
-        return Grids(E, units[0], W, units[1])
-
     def grids(self) -> Grids:
         """E and W on the grid of the logits, kept until the parameters change."""
         if self._grids is None:
-            units, integers = self.units(self.bits), np.empty(self.flat.size - self.vocab_size)
-            for part, unit in zip(self._E_and_W, units, strict=True):
-                round_to_grid(self.flat[part], self.bits, unit=unit, out=integers[part])
-            self._grids = self._grids_from(integers, units)
+            self.check()
+            E, W = self.parameters["E"], self.parameters["W"]
+            self._grids = Grids(*round_to_grid(E, self.bits), *round_to_grid(W, self.bits))
         return self._grids
 
     def grids_of_step(self, bits: int) -> tuple[Grids, Grids]:
         """E and W on the grid of the logits, and on one of so many bits, rounded in one pass."""
-        size = self.flat.size - self.vocab_size
-        forward, backward = scratch("forward", size), scratch("backward", size)
-        units = self.units(self.bits), self.units(bits)
-        for part, *its in zip(self._E_and_W, *units, strict=True):
-            per_unit, out = [1.0 / unit for unit in its], [forward[part], backward[part]]
-            engines.chosen().elementwise(to_two_grids, [self.flat[part]], per_unit, out)
-        return self._grids_from(forward, units[0]), self._grids_from(backward, units[1])
+        forward, backward = list[Any](), list[Any]()
+        for name, *units in zip("EW", self.units(self.bits), self.units(bits), strict=True):
+            x = self.parameters[name]
+            out = [scratch(f"{way} {name}", *x.shape) for way in ("forward", "backward")]
+            per_unit, flat = [1.0 / unit for unit in units], [y.reshape(-1) for y in out]
+            engines.chosen().elementwise(to_two_grids, [x.reshape(-1)], per_unit, flat)
+            forward += out[0], units[0]
+            backward += out[1], units[1]
+        return Grids(*forward), Grids(*backward)
 
     def table(self, tokens: Integers) -> tuple[Floats, float]:
         """Rows of T for the given tokens (U,): integers (U, K, V) and their unit."""
@@ -183,17 +173,16 @@ class Model:
         """
         require_tokens(contexts, self.vocab_size)
         E, E_unit, W, W_unit = self.grids()
-        rows, first_rows, _ = self._kept
+        rows, first_rows, kept = self._kept
         if first_rows[contexts].min(initial=0) < 0:
             with self._filling:
-                rows, first_rows, _ = self._kept = self._with_rows_of(contexts)
-        if len(rows):
-            kept = rows.take((first_rows[contexts] + self._offsets).T, axis=0)  # (K, N, V)
-            sums = exact_sum(kept, axis=0)  # (N, V)
+                rows, first_rows, kept = self._kept = self._with_rows_of(contexts)
+        if kept:
+            terms = rows.take((first_rows[contexts] + self._offsets).T, axis=0)  # (K, N, V)
+            sums = exact_sum(terms, axis=0)  # (N, V)
         else:  # no room for the rows of all these tokens
-            sums = np.zeros((len(contexts), self.vocab_size))
-            for k in range(self.context_length):
-                sums += exact_matmul(E[contexts[:, k]], W[:, k])
+            W = W.reshape(-1, self.vocab_size)  # (D·K, V)
+            sums = exact_matmul(E[contexts].transpose(0, 2, 1).reshape(-1, len(W)), W)
         z: Floats = sums * (E_unit * W_unit) + self.parameters["b"]  # (N, V)
         return z
 
@@ -203,23 +192,18 @@ class Model:
         Where even theirs have none, nothing is kept.
         """
         K, V = self.context_length, self.vocab_size
-        rows, first_rows, filled = self._kept
+        rows, first_rows, start = self._kept
         tokens = np.unique(contexts)
         new = tokens[first_rows[tokens] < 0]
-        if filled + len(new) * K > self._most_kept * K:  # start over
-            rows, first_rows, filled, new = rows[:0], np.full(V, -1), 0, tokens
-        if len(new) > self._most_kept:
-            return rows, first_rows, filled
-        table, _ = self.table(new)  # (U, K, V)
-        stop = filled + len(new) * K
+        if start + len(new) * K > len(rows):  # start over, in memory that is used as it is filled
+            rows = np.empty((min(V, self._most_kept) * K, V))
+            first_rows, start, new = np.full(V, -1), 0, tokens
+        stop = start + len(new) * K
         if stop > len(rows):
-            most = min(V, self._most_kept) * K
-            longer = np.empty((min(most, max(2 * len(rows), stop)), V))
-            longer[:filled] = rows[:filled]
-            rows = longer
-        rows[filled:stop] = table.reshape(-1, V)
+            return rows[:0], first_rows, 0
+        rows[start:stop] = self.table(new)[0].reshape(-1, V)
         first_rows = first_rows.copy()
-        first_rows[new] = np.arange(filled, stop, K)
+        first_rows[new] = np.arange(start, stop, K)
         return rows, first_rows, stop
 
     def statistics(

@@ -5,9 +5,17 @@ from typing import Any
 
 import numpy as np
 
-from minigen.exact.arithmetic import Floats, ceil_log2, cos, grid_unit, largest_magnitude
+from minigen.exact.arithmetic import (
+    Floats,
+    ceil_log2,
+    cos,
+    exact_sum,
+    grid_unit,
+    integer_square,
+    largest_magnitude,
+)
 from minigen.model import engines
-from minigen.model.parallel import recycled
+from minigen.model.parallel import recycled, scratch
 from minigen.model.rules import OPTIMIZERS
 
 _PI = 3.141592653589793
@@ -17,8 +25,9 @@ def norm(x: Floats) -> float:
     """Euclidean norm √Σx² of a flat array: its squares add up to at most 2^53 grid steps."""
     unit = grid_unit(largest_magnitude(x), 0)
     scale = ldexp(1.0, 53 - ceil_log2(x.size))
-    total = engines.chosen().sum_of_squares(x, 1.0 / unit, scale)
-    return float(np.sqrt(total / scale)) * unit
+    squares = scratch("squares", x.size)
+    engines.chosen().elementwise(integer_square, [x], (1.0 / unit, scale), [squares])
+    return float(np.sqrt(exact_sum(squares) / scale)) * unit
 
 
 class Optimizer:

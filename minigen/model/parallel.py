@@ -19,7 +19,21 @@ GRAIN = 125_000  # nanoseconds of work below which a further thread costs more t
 
 _LENT = 6  # arrays that ``recycled`` knows: weights and two moments, before a step and after it
 
-_own = threading.local()  # arrays that are used again, and the threads that help this one
+
+class _Own(threading.local):
+    """A thread's arrays that are used again, and the threads that help it, and none but it."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        nothing = np.empty(0)
+        self.arrays: dict[str, Floats] = {}
+        self.lent = deque([(weakref.ref(nothing), nothing)] * _LENT, maxlen=_LENT)
+        self.helpers = ThreadPoolExecutor(os.cpu_count())  # each starts when it is needed
+
+
+_own = _Own()
 
 
 @cache
@@ -51,22 +65,9 @@ def cores() -> set[int]:
     return set(range(os.cpu_count() or 1))
 
 
-def _helpers(number: int) -> ThreadPoolExecutor:
-    """Return threads that help this one alone: what it finds in their arrays stays there."""
-    name = f"helpers {number}"
-    if name not in vars(_own):
-        vars(_own)[name] = ThreadPoolExecutor(number)
-    helpers: ThreadPoolExecutor = vars(_own)[name]
-    return helpers
-
-
-def _forget() -> None:
-    vars(_own).clear()
-
-
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=resources.cache_clear)
-    os.register_at_fork(after_in_child=_forget)  # a forked process has no threads
+    os.register_at_fork(after_in_child=_own.forget)  # a forked process has no threads
 
 
 def shares(size: int, nanoseconds: int = 1) -> list[slice]:
@@ -77,14 +78,11 @@ def shares(size: int, nanoseconds: int = 1) -> list[slice]:
 
 def in_parallel(work: Callable[[slice], Any], parts: list[slice]) -> list[Any]:
     """[work(part), …], a thread each."""
-    first, *rest = parts
-    if not rest:
-        return [work(first)]
     try:
-        others = [_helpers(len(rest)).submit(work, part) for part in rest]
-        return [work(first), *(other.result() for other in others)]
+        others = [_own.helpers.submit(work, part) for part in parts[1:]]
+        return [work(parts[0]), *(other.result() for other in others)]
     except BaseException:
-        _forget()  # a helper may still be writing into arrays that are used again
+        _own.forget()  # a helper may still be writing into arrays that are used again
         raise
 
 
@@ -100,9 +98,9 @@ def scratch(name: str, *shape: int) -> Floats:
 
     Fresh arrays would cost a quarter of a step's time, since the system maps each page anew.
     """
-    flat = vars(_own).get(name)
+    flat = _own.arrays.get(name)
     if flat is None or flat.size < prod(shape):
-        flat = vars(_own)[name] = np.empty(prod(shape))
+        flat = _own.arrays[name] = np.empty(prod(shape))
     return flat[: prod(shape)].reshape(shape)
 
 
@@ -111,12 +109,8 @@ def recycled(size: int) -> Floats:
 
     As ``scratch``, but its memory is used again only when nothing refers to it or a view of it.
     """
-    nothing = np.empty(0)
-    lent: deque[tuple[weakref.ref[Floats], Floats]] = vars(_own).setdefault(
-        "lent", deque([(weakref.ref(nothing), nothing)] * _LENT, maxlen=_LENT)
-    )
-    holder, memory = lent[0]
+    holder, memory = _own.lent[0]
     memory = memory if memory.size == size and holder() is None else np.empty(size)
     array = np.frombuffer(memory.data)  # an array of its own, which all views of it hold
-    lent.append((weakref.ref(array), memory))  # the first one goes
+    _own.lent.append((weakref.ref(array), memory))  # the first one goes
     return array
