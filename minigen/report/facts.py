@@ -140,7 +140,7 @@ def baselines(tokens: Tokens, vocab_size: int) -> dict[str, float]:
     """Nats per token that ``uniform``, and counts of these very tokens, would reach."""
     pairs: Counter[int] = Counter()
     for start in range(0, len(tokens), _BLOCK):
-        block = tokens.array[start : start + _BLOCK + 1].astype(np.int64)
+        block = tokens.read(start, start + _BLOCK + 1).astype(np.int64)
         values, counts = np.unique(block[:-1] * vocab_size + block[1:], return_counts=True)
         pairs.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
     return count_baselines(pairs, vocab_size)
@@ -149,8 +149,8 @@ def baselines(tokens: Tokens, vocab_size: int) -> dict[str, float]:
 def occurring(tokens: Tokens, vocab_size: int) -> list[int]:
     """Return the ids that occur in a text, in order."""
     occurs = np.zeros(vocab_size, dtype=bool)
-    for start in range(0, len(tokens.array), _BLOCK):
-        occurs[tokens.array[start : start + _BLOCK]] = True
+    for block in tokens.blocks():
+        occurs[block] = True
     return [int(token) for token in np.flatnonzero(occurs)]
 
 

@@ -36,9 +36,10 @@ def training_data(facts: Facts) -> dict[str, Any]:
         return {"missing": f"The page cannot train with {config.optimizer.name}."}
     tokens = facts.corpus.training
     width = 2 if facts.tokenizer.vocab_size <= 1 << 16 else 4
-    if len(tokens.array) * width > MOST_TOKEN_BYTES:
+    size = len(tokens) + 1
+    if size * width > MOST_TOKEN_BYTES:
         return {
-            "missing": f"The text to train on is {len(tokens.array):,} tokens. Above "
+            "missing": f"The text to train on is {size:,} tokens. Above "
             f"{MOST_TOKEN_BYTES // width:,} of them it does not travel in the page, "
             "which can then not train."
         }
@@ -57,7 +58,7 @@ def training_data(facts: Facts) -> dict[str, Any]:
         "optimizer": config.optimizer.model_dump(),
         "tokens": packed(tokens.array, f"<u{width}"),
         "token_bytes": width,
-        "tokens_count": len(tokens.array),
+        "tokens_count": size,
         "losses": packed([float.fromhex(line["loss_bits"]) for line in lines]) if lines else None,
         "learning_rates": packed([line["learning_rate"] for line in lines]) if lines else None,
         "fingerprints": sorted(fingerprints.items()),

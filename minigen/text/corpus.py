@@ -52,7 +52,7 @@ class Tokens:
 
     Prediction i, from 0 to T - 1, has token i + 1 as its target and the tokens up to i as its
     context. They are the part from ``start`` to before ``stop`` of ``kept``: an array, or a token
-    file, mapped into memory, with which ``read`` and ``blocks`` do not fill the memory.
+    file, of which only what is asked for is in memory.
     """
 
     def __init__(
@@ -61,16 +61,12 @@ class Tokens:
         self._kept = kept
         self._tokenizer = tokenizer
         self._start = start
-        self._stop = len(self._all) if stop is None else stop
-
-    @property
-    def _all(self) -> NDArray[Any]:
-        return self._kept.array if isinstance(self._kept, TokenFile) else self._kept
+        self._stop = len(kept) if stop is None else stop
 
     @property
     def array(self) -> NDArray[Any]:
         """All T + 1 tokens."""
-        return self._all[self._start : self._stop]
+        return self._kept[self._start : self._stop]
 
     def __len__(self) -> int:
         return self._stop - self._start - 1
@@ -81,15 +77,13 @@ class Tokens:
         return Tokens(self._kept, self._tokenizer, self._start + start, stop)
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
-        """Return tokens from ``start`` to before ``stop``; of a file, only they are in memory."""
-        if isinstance(self._kept, TokenFile):
-            return self._kept.windows(np.array([self._start + start]), stop - start).ravel()
-        return self.array[start:stop]
+        """Return tokens from ``start`` to before ``stop``, or the last one."""
+        return self.part(start, stop).array
 
     def blocks(self) -> Iterator[NDArray[Any]]:
         """Yield all T + 1 tokens, some at a time."""
         for start in range(0, len(self) + 1, BLOCK):
-            yield self.read(start, min(start + BLOCK, len(self) + 1))
+            yield self.read(start, start + BLOCK)
 
     @cached_property
     def bytes(self) -> int:
@@ -119,14 +113,14 @@ class Tokens:
         """Return the tokens of each context and its target (K + 1, N)."""
         positions = indices + np.arange(1 - context_length, 2)[:, None]  # (K + 1, N)
         # Clipping repeats the first token, <|endoftext|>, before the start.
-        if not isinstance(self._kept, TokenFile) or not len(indices):
+        if not isinstance(self._kept, TokenFile):
             return self.array.take(positions, mode="clip")
-        low, high = max(int(positions.min()), 0), int(positions.max())
+        low, high = max(int(positions.min(initial=0)), 0), int(positions.max(initial=0))
         if high - low <= BLOCK:
             return self.read(low, high + 1).take(positions - low, mode="clip")
         first = positions[0] < 0
         windows = self._kept.windows(self._start + positions[0] * ~first, context_length + 1).T
-        windows[:, first] = self.array.take(positions[:, first], mode="clip")
+        windows[:, first] = self.read(0, context_length).take(positions[:, first], mode="clip")
         return windows
 
 

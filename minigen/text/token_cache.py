@@ -5,7 +5,6 @@ A reader finds all of a file or nothing: the SHA-256 of its name and content sta
 
 import hashlib
 import json
-import mmap
 import os
 import threading
 import weakref
@@ -43,35 +42,36 @@ def default_folder() -> Path:
 
 
 class TokenFile:
-    """A token file that is open: ``array`` (T,) is all of it, mapped into memory."""
+    """A token file that is open, of T tokens: what is asked for is read."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
         """Open a file; raises MinigenError where there is none that is whole."""
-        self._path = path
+        self._path, self.dtype = path, dtype
         self._seeking = threading.Lock()  # between two threads, where to read from would change
         with explained(f"cannot read {path}"):
             self._file = path.open("rb", buffering=0)
             weakref.finalize(self, self._file.close)
-            size = _check(self._file, path)
-            self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
-            self.array: NDArray[Any] = np.frombuffer(self._map, dtype, size // dtype.itemsize)
+            self._size = _check(self._file, path) // dtype.itemsize
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Let a copy, or a pickle, open the file again."""
-        return TokenFile, (self._path, self.array.dtype)
+        return TokenFile, (self._path, self.dtype)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, part: slice) -> NDArray[Any]:
+        """Return the tokens from ``part.start`` to before ``part.stop``."""
+        return self.windows(np.array([part.start]), part.stop - part.start).ravel()
 
     def windows(self, starts: NDArray[np.int64], width: int) -> NDArray[Any]:
-        """Return ``width`` tokens from each start on (N, width), in memory of their own.
-
-        A page of the map, with up to 2 MB around it, counts as memory of this process once it is
-        touched, and to map it takes longer than to read it.
-        """
+        """Return ``width`` tokens from each start on (N, width)."""
         read = []
         with explained(f"cannot read {self._path}"), self._seeking:
-            for place in (starts * self.array.itemsize).tolist():
+            for place in (starts * self.dtype.itemsize).tolist():
                 self._file.seek(place)
-                read.append(self._file.read(width * self.array.itemsize))
-            tokens = np.frombuffer(bytearray().join(read), self.array.dtype)
+                read.append(self._file.read(width * self.dtype.itemsize))
+            tokens = np.frombuffer(bytearray().join(read), self.dtype)
             return tokens.reshape(len(starts), width)
 
 

@@ -33,10 +33,10 @@ def test_a_file_is_called_after_its_recipe_and_ends_in_the_hash_of_name_and_cont
     content = np.array([1, 2, 300], U4).tobytes()
     seal = hashlib.sha256(path.name.encode() + content).digest()
     assert path.read_bytes() == content + seal
-    assert kept.array.tolist() == [1, 2, 300]
-    assert kept.array.dtype == U4
+    assert kept[0:3].tolist() == [1, 2, 300]
+    assert kept.dtype == U4
     again = token_cache.keep(folder, "a recipe", 0.5, blocks=[], dtype=U4)
-    assert again.array.tolist() == [1, 2, 300]
+    assert again[0:3].tolist() == [1, 2, 300]
     assert token_cache.keep(None, "a recipe", blocks=blocks).tolist() == [1, 2, 300]
 
 
@@ -46,7 +46,7 @@ def test_a_file_larger_than_what_is_read_at_once_is_checked_as_a_whole(
     monkeypatch.setattr(token_cache, "BLOCK", 7)
     tokens = np.arange(100, dtype="<u2")
     token_cache.keep(tmp_path, blocks=[tokens])
-    assert token_cache.keep(tmp_path, blocks=[]).array.tolist() == tokens.tolist()
+    assert token_cache.keep(tmp_path, blocks=[])[0:100].tolist() == tokens.tolist()
     (path,) = tmp_path.iterdir()
     for place in (0, 100, 199, 200, 231):
         data = bytearray(path.read_bytes())
