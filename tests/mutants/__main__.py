@@ -74,7 +74,7 @@ TESTS = {  # beside those of the room that a file is in, and of the source itsel
             "run": "run resume going_on whole_run workers",
             "sweep": "sweep",
             "pool": "workers sweep",
-            "workers": "workers sweep",
+            "workers": "workers whole_run run",
         }.items()
     },
     "minigen/training/loading.py": ["tests/test_front.py", "tests/cli"],
