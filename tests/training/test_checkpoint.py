@@ -155,10 +155,14 @@ def test_keys_that_json_turns_into_strings_stay_loadable(tmp_path):
 
 
 def test_the_file_is_what_the_safetensors_library_writes(path):
-    with safe_open(path, framework="numpy") as file:
-        metadata = file.metadata()
-    assert list(metadata) == ["minigen"]
-    assert safetensors.numpy.save(make().tensors, metadata=metadata) == path.read_bytes()
+    checkpoint = make()
+    for length in range(8):  # of the header, but for what fills it up
+        checkpoint.config["sampling"]["prompt"] = "x" * length
+        save(path, checkpoint)
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata()
+        assert list(metadata) == ["minigen"]
+        assert safetensors.numpy.save(checkpoint.tensors, metadata=metadata) == path.read_bytes()
 
 
 def test_no_path_goes_into_the_file(path):

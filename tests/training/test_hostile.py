@@ -111,8 +111,10 @@ def test_a_sparse_file_of_fifty_gigabytes_is_refused_unread(
 ) -> None:
     monkeypatch.setattr("minigen.model.memory.available", lambda: 1 << 33)
     os.truncate(at(folder, 6), 50 << 30)
-    assert "needs 50.0 GiB of memory, and there is 8.0 GiB" in refused(
-        minigen("generate", str(folder))
+    said = refused(minigen("generate", str(folder)))
+    assert said == (
+        f"Error: cannot load {at(folder, 6)}: it needs 50.0 GiB of memory, and there is 8.0 GiB: "
+        "use a machine with more memory\n"
     )
 
 
