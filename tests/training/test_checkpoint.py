@@ -235,11 +235,12 @@ def test_any_bit_flipped_in_a_tensor_is_refused(path):
 
 def test_a_file_cut_short_or_grown_is_refused(path):
     data = path.read_bytes()
-    for length in (*range(0, len(data), 97), len(data) - 1):
+    for length in (8, 9, *range(0, len(data), 97), len(data) - 1):
         path.write_bytes(data[:length])
-        refusal(path)
+        what = "damaged or cut short (" if length > 8 else "not a .safetensors file"
+        assert f": it is {what}" in refusal(path)
     path.write_bytes(data + b"\0")
-    refusal(path)
+    assert ": it is damaged or cut short (" in refusal(path)
 
 
 def test_two_tensors_changed_places_are_refused(path):
@@ -451,7 +452,8 @@ def test_pickled_objects_are_refused_unread(tmp_path):
 @pytest.mark.parametrize("data", [b"", b"hello", b"GGUF" + 99 * b"\0", 99 * b"\xff", 99 * b"{"])
 def test_other_files_are_refused(tmp_path, data):
     (tmp_path / "x").write_bytes(data)
-    refusal(tmp_path / "x")
+    what = "damaged or cut short (" if data.startswith(b"{") else "not a .safetensors file"
+    assert f": it is {what}" in refusal(tmp_path / "x")
 
 
 def test_a_safetensors_file_of_another_program_is_refused(tmp_path):
@@ -466,6 +468,14 @@ def test_a_missing_file_a_folder_and_a_device_are_refused(tmp_path):
     assert "no such file" in refusal(tmp_path / "none")
     assert "not a file" in refusal(tmp_path)
     assert "not a file" in refusal("/dev/zero")
+
+
+def test_what_the_system_refuses_is_said_in_its_words(path, monkeypatch):
+    def refuse(path):
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr("minigen.training.checkpoint._check_size", refuse)
+    assert refusal(path) == f"cannot load {path}: Input/output error"
 
 
 # ── Saving ───────────────────────────────────────────────────────────────────────────────────────
