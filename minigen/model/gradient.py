@@ -35,6 +35,11 @@ class Grids(NamedTuple):
     W: Floats
     W_unit: float
 
+    def hidden(self, contexts: Integers) -> Floats:
+        """Return h of contexts (n, K), its columns in the order of the rows of W: (n, D·K)."""
+        h: Floats = self.E.take(contexts, axis=0).transpose(0, 2, 1)  # (n, D, K)
+        return h.reshape(len(h), h.shape[1] * h.shape[2])
+
 
 @dataclass(frozen=True)
 class Statistics:
@@ -105,23 +110,19 @@ class Batch(NamedTuple):
     def _by_contexts(self, sums: Floats) -> None:
         """Add up dW = hᵀ·d, dh = d·Wᵀ, and dE from dh: 3·N·K·D·V multiplications."""
         engine, (D, K, V) = engines.chosen(), self.forward.W.shape
-        # Rows of W, and columns of h, in the order in which they lie in memory: (D, K).
-        W, W_backward = (grids.W.reshape(D * K, V) for grids in (self.forward, self.backward))
-
-        def hidden(E: Floats, x: Integers) -> Floats:
-            return E.take(x, axis=0).transpose(0, 2, 1).reshape(len(x), D * K)
 
         def add_up(part: slice) -> Floats:
             is_first = part.start == block.start == 0
             own = sums if is_first else scratch(f"sums from {part.start}", len(sums))
             dE, dW, db = cut(own, V, K, D)
             x = contexts[part]
-            d = exact_matmul(hidden(self.forward.E, x), W, out=scratch("d", len(x), V))
+            d = scratch("d", len(x), V)
+            exact_matmul(self.forward.hidden(x), self.forward.W.reshape(-1, V), out=d)
             engine.gradients(d, np.arange(len(x))[:, None], head.of(part), d)
-            exact_matmul(hidden(self.backward.E, x).T, d, out=dW.reshape(D * K, V))
-            dh = exact_matmul(d, W_backward.T).reshape(len(x), D, K).transpose(0, 2, 1)
+            exact_matmul(self.backward.hidden(x).T, d, out=dW.reshape(-1, V))
+            dh = exact_matmul(d, self.backward.W.reshape(-1, V).T).reshape(len(x), D, K)
             dE[...] = 0.0
-            engine.scatter(dh.reshape(-1, D), x.reshape(-1, 1), dE)
+            engine.scatter(dh.transpose(0, 2, 1).reshape(-1, D), x.reshape(-1, 1), dE)
             db[...] = exact_sum(d, axis=0)
             return own
 

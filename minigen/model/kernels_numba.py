@@ -128,6 +128,5 @@ def elementwise(
 ) -> None:
     """See ``Engine``."""
     loop = _elementwise_loop(formula, len(arrays), len(out))
-    every = (*arrays, *out)
-    work = lambda part: loop(*(array[part] for array in every), *scalars)  # noqa: E731
+    work = lambda part: loop(*(x[part] for x in (*arrays, *out)), *scalars)  # noqa: E731
     in_parallel(work, shares(len(arrays[0])))

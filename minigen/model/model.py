@@ -172,7 +172,7 @@ class Model:
         Raises OptionError for what is no token.
         """
         require_tokens(contexts, self.vocab_size)
-        E, E_unit, W, W_unit = self.grids()
+        _, E_unit, W, W_unit = self.grids()
         rows, first_rows, kept = self._kept
         if first_rows[contexts].min(initial=0) < 0:
             with self._filling:
@@ -181,8 +181,7 @@ class Model:
             terms = rows.take((first_rows[contexts] + self._offsets).T, axis=0)  # (K, N, V)
             sums = exact_sum(terms, axis=0)  # (N, V)
         else:  # no room for the rows of all these tokens
-            W = W.reshape(-1, self.vocab_size)  # (D·K, V)
-            sums = exact_matmul(E[contexts].transpose(0, 2, 1).reshape(-1, len(W)), W)
+            sums = exact_matmul(self.grids().hidden(contexts), W.reshape(-1, self.vocab_size))
         z: Floats = sums * (E_unit * W_unit) + self.parameters["b"]  # (N, V)
         return z
 

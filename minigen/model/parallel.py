@@ -17,8 +17,6 @@ from minigen.exact.arithmetic import Floats
 
 GRAIN = 125_000  # nanoseconds of work below which a further thread costs more than it saves
 
-_LENT = 6  # arrays that ``recycled`` knows: weights and two moments, before a step and after it
-
 
 class _Own(threading.local):
     """A thread's arrays that are used again, and the threads that help it, and none but it."""
@@ -29,7 +27,8 @@ class _Own(threading.local):
     def forget(self) -> None:
         nothing = np.empty(0)
         self.arrays: dict[str, Floats] = {}
-        self.lent = deque([(weakref.ref(nothing), nothing)] * _LENT, maxlen=_LENT)
+        # What ``recycled`` gave: weights and two moments, before a step and after it.
+        self.lent = deque([(weakref.ref(nothing), nothing)] * 6, maxlen=6)
         self.helpers = ThreadPoolExecutor(os.cpu_count())  # each starts when it is needed
 
 
