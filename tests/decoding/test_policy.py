@@ -160,8 +160,15 @@ def test_frequency_counts_every_occurrence_and_repetition_one():
     assert frequency == pytest.approx(head.softmax([-2.0, -1.0, 0.0]), abs=1e-12)
     presence = Policy(presence_penalty=1.0).probabilities(logits, history)
     assert presence == pytest.approx(head.softmax([-1.0, -1.0, 0.0]), abs=1e-12)
-    repetition = Policy(repetition_penalty=2.0).probabilities([1.0, -1.0, 0.0], history)
-    assert repetition == pytest.approx(head.softmax([0.5, -2.0, 0.0]), abs=1e-12)
+    repetition = Policy(repetition_penalty=2.0).probabilities([0.5, -1.0, 0.0], history)
+    assert repetition == pytest.approx(head.softmax([0.25, -2.0, 0.0]), abs=1e-12)
+
+
+def test_logits_may_be_numbers_of_any_kind():
+    policy = Policy(logit_bias={1: 0.5}, suppress_tokens=[0])
+    expected = policy.probabilities([3.0, 2.0, 1.0]).tolist()
+    for logits in ([3, 2, 1], np.array([3, 2, 1], np.uint8), np.array([3, 2, 1], np.float32)):
+        assert policy.probabilities(logits).tolist() == expected
 
 
 # In the order in which they apply, as contract and help say; each with a setting that bites.
