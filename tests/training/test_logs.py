@@ -125,6 +125,8 @@ def test_a_log_for_which_nobody_vouches_ends_before_what_cannot_be_read(tmp_path
     log.write_bytes(line + b"rubbish\n" + line)
     with pytest.warns(UserWarning, match="its lines from byte 12 on cannot be read"):
         assert end_of(log, 5) == len(line)
+    log.write_bytes(line + b'{"step": 6}\n' + line)
+    assert end_of(log, 5) == len(line)
 
 
 @pytest.mark.filterwarnings("default")
