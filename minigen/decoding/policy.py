@@ -426,8 +426,8 @@ class Policy:
 
     def check_ids(self, vocab_size: int) -> None:
         """Refuse a policy that names ids which a vocabulary does not have."""
-        for name in ("suppress_tokens", "logit_bias"):
-            for token in getattr(self, name):
+        for name, option in OPTIONS.items():
+            for token in getattr(self, name) if isinstance(option.kind, Ids | Biases) else ():
                 if token >= vocab_size:
                     raise MinigenError(
                         f"{name} takes ids below {vocab_size}, the size of this vocabulary "

@@ -23,7 +23,7 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from minigen.decoding.policy import OPTIONS, Policy
+from minigen.decoding.policy import OPTIONS, Biases, Policy
 from minigen.errors import MinigenError, OptionError, listed, shown
 from minigen.model.head import gradient_bits
 from minigen.model.rules import OPTIMIZERS
@@ -223,7 +223,8 @@ class _SamplingTable(_Table):
         name = str(info.field_name)
         if name not in OPTIONS:
             return value
-        if name == "logit_bias" and isinstance(value, Mapping):  # keys of TOML and JSON are strings
+        takes_table = isinstance(OPTIONS[name].kind, Biases)
+        if takes_table and isinstance(value, Mapping):  # whose keys, in TOML and JSON, are strings
             value = {int(k) if _ID.fullmatch(str(k)) else k: b for k, b in value.items()}
         try:
             return getattr(Policy(**{name: value}), name)
