@@ -451,7 +451,7 @@ def _run(
             with redirect_stdout(out), redirect_stderr(out):
                 status = int(pytest.main([*options, f"--basetemp={copy}/tmp", *tests]))
             said.write_text(out.getvalue()[-4000:], encoding="utf-8")
-        except Warning:  # of a file that nobody closed, as pytest ends
+        except (Warning, ExceptionGroup):  # of files that nobody closed, as pytest ends
             status = 1
             said.write_text(traceback.format_exc(), encoding="utf-8")
         except BaseException:
