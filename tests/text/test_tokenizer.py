@@ -269,6 +269,13 @@ def test_a_vocabulary_larger_than_any_model_is_refused_before_memory_is_taken(vo
         ByteTokenizer.train([b"ab"], vocab_size)
 
 
+def test_a_vocabulary_of_just_as_many_tokens_as_are_allowed_is_learned(monkeypatch):
+    monkeypatch.setattr("minigen.text.tokenizer.MOST_TOKENS", 259)
+    assert len(ByteTokenizer.train([b"aa aa bb bb"], 259).merges) == 2
+    with pytest.raises(OptionError, match="at most 259"):
+        ByteTokenizer.train([b"aa aa bb bb"], 260)
+
+
 def test_a_state_goes_through_json(tokenizer):
     copy = ByteTokenizer.from_state(json.loads(json.dumps(tokenizer.state())))
     assert copy.merges == tokenizer.merges
