@@ -152,10 +152,31 @@ def test_parameters_out_of_range_stop_the_step_in_either_engine(engine, culprit,
         model.statistics(np.zeros((4, 2), np.int64), np.zeros(4, np.int64), 4)
 
 
-def test_the_engine_is_the_compiled_one_where_numba_is_and_numpy_elsewhere():
+ABSENT = "import sys; sys.modules['numba'] = None"
+BROKEN = """
+import builtins
+usual = builtins.__import__
+def without(name, *rest):
+    if name == "numba":
+        raise SystemError("built for another numpy")
+    return usual(name, *rest)
+builtins.__import__ = without
+"""
+
+
+@pytest.mark.parametrize(
+    ("numba_is", "told"),
+    [
+        (ABSENT, []),
+        (BROKEN, ["trains without numba, which fails to load: built for another numpy"]),
+    ],
+)
+def test_where_numba_is_not_numpys_engine_is_chosen_and_a_broken_one_is_told(numba_is, told):
     assert engines.chosen() is numba
     code = (
-        "import sys; sys.modules['numba'] = None\n"
-        "from minigen.model import engines, kernels; assert engines.chosen() is kernels"
+        f"{numba_is}\nimport warnings\n"
+        "with warnings.catch_warnings(record=True) as said:\n"
+        "    from minigen.model import engines, kernels; assert engines.chosen() is kernels\n"
+        f"assert [str(one.message) for one in said] == {told}, said"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
