@@ -9,7 +9,7 @@ import click
 
 from minigen.cli import cli
 from minigen.cli.options import out_option, overrides, report_option, set_option
-from minigen.cli.progress import progress_option
+from minigen.cli.progress import note, progress_option
 from minigen.cli.training import (
     deferred_interrupts,
     follow,
@@ -53,11 +53,16 @@ def demo(out: str | None, report: bool, settings: tuple[str, ...], progress: boo
 
     require_empty(path)
     config = Config.load("fables", changes)
+    steps, every = config.training.steps, config.sampling.every
+    if not 1 <= every <= steps:
+        note(
+            f"no text will be asked for on the way, so this shows nothing: sampling.every must be "
+            f"from 1 to the {steps} steps (it is {every})"
+        )
     demonstration = Demonstration(config)
     run, twin = demonstration.run, demonstration.twin
     with deferred_interrupts(run.workers):
         folder = RunFolder.create(path, run)
-    steps = config.training.steps
     click.echo(f"Training {run.model.flat.size:,} weights for {steps} steps, with samples.")
     if not follow(demonstration.watch(run, folder.steps()), run, progress, show_record):
         return interrupted(folder)

@@ -105,7 +105,8 @@ def keep(
     if folder is None:
         return np.concatenate(list(blocks))
     key = json.dumps([_FORMAT, *recipe]).encode()
-    path = folder / f"{hashlib.sha256(key).hexdigest()}.tokens"
+    # Absolute, since a copy of a run may open it again from elsewhere.
+    path = folder.absolute() / f"{hashlib.sha256(key).hexdigest()}.tokens"
     with suppress(MinigenError):
         return TokenFile(path, dtype)
     cure = "; set MINIGEN_CACHE to a folder with room"

@@ -32,6 +32,7 @@ class RunFolder:
 
     def __init__(self, path: str | Path, run: Run):
         self.path, self.run = Path(path), run
+        self._place = self.path.absolute()  # whatever folder the process works in later
         self.latest = self._checkpoint()
         self._owned: Any = None  # kept as long as the folder is to be this process's
         self._logs: dict[str, Log] = {}  # what the other workers log leads nowhere
@@ -101,7 +102,8 @@ class RunFolder:
 
     def save(self) -> None:
         """Write the checkpoint of the step that the run has reached, and what it relies on."""
-        self.run.save(self._checkpoint(), logs=self.run.workers.from_first(self._sync))
+        place = self._place / self._checkpoint().name
+        self.run.save(place, logs=self.run.workers.from_first(self._sync))
         self.latest = self._checkpoint()
 
     def _sync(self) -> dict[str, logs.State]:

@@ -197,7 +197,7 @@ def find(path: Path) -> dict[Path, Config]:
 
     Raises MinigenError where there is none.
     """
-    planned = _read_plan(path)
+    planned = _read_plan(path) if path.is_dir() else {}
     there = {config.parent.name for config in path.glob(f"[!.]*/{CONFIG}")}
     if not planned and not there:
         raise MinigenError(f"{path} holds no sweep to resume: sweep without --resume")

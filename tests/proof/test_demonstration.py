@@ -98,3 +98,4 @@ def test_the_demo_fails_where_a_line_is_false(
     silent = minigen("demo", *settings, "--set", "sampling.every=0")
     assert silent.status == 1
     assert "for 0 samples" in silent.out
+    assert silent.err.startswith("no text will be asked for on the way, so this shows nothing")

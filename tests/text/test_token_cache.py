@@ -95,6 +95,16 @@ def test_parts_are_read_copied_and_pickled_as_what_they_are_a_part_of(tmp_path: 
             assert len(pickle.dumps(part)) < 3000 or cache is None  # of 42,000 bytes
 
 
+def test_a_copy_opens_the_file_again_whatever_folder_the_process_works_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    part = corpus.from_memory("abc", cache=Path("cache")).training
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    assert copy.deepcopy(part).array.tolist() == part.array.tolist()
+
+
 class Slow:
     """A file that takes a while from seeking to reading, in which another thread may come."""
 

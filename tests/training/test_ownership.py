@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from minigen import MinigenError
+from minigen.training import checkpoint
 from minigen.training.config import Config
 from minigen.training.folder import RunFolder
 from minigen.training.logs import read_lines
@@ -123,3 +124,13 @@ def test_a_process_may_take_its_own_folder_again() -> None:
     folder = RunFolder.create(Path("run"), Run(Config.load("fables", TINY)))
     again = RunFolder.resume(Path("run"), folder.run.config)
     assert again.run.step == folder.run.step == 0
+
+
+def test_a_folder_stays_where_it_is_whatever_folder_the_process_works_in(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = RunFolder.create("run", Run(Config.load("fables", TINY)))
+    (tmp_path / "elsewhere/run").mkdir(parents=True)  # of the same name, and somebody else's
+    monkeypatch.chdir("elsewhere")
+    assert [record.step for record in folder.steps()] == [1, 2, 3, 4, 5, 6]
+    assert list(Path("run").iterdir()) == []
+    assert checkpoint.load(tmp_path / "run/step-000006.safetensors").step == 6

@@ -196,6 +196,8 @@ def test_what_holds_no_sweep_cannot_be_resumed(minigen: Command):
     result = minigen("sweep", "--resume", "--out", "out")
     assert result.status == 1
     assert result.err == "Error: out holds no sweep to resume: sweep without --resume\n"
+    Path("out").touch()
+    assert minigen("sweep", "--resume", "--out", "out") == result
 
 
 # ---- What comes of it
