@@ -134,6 +134,9 @@ def _tell(error: BaseException) -> int:
     if isinstance(error, OSError):
         cause = error.strerror or error
         return _fail(f"{error.filename}: {cause}" if error.filename else cause, 1)
+    if isinstance(error, ImportError):
+        cure = "install minigen again, with all that it needs (pip install .)"
+        return _fail(f"{error.name or 'a library'} cannot be loaded: {error}; {cure}", 1)
     # What a library raised, or a fault of ours: where it happened helps whoever mends it.
     last = traceback.extract_tb(error.__traceback__)[-1]
     where = f"(at {os.path.basename(last.filename)}:{last.lineno})"

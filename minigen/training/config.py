@@ -212,7 +212,10 @@ def shipped() -> dict[str, Path]:
     """Map the names of the shipped configs to their files: in a wheel, or in a checkout."""
     package = Path(__file__).parents[1]
     folders = [package / "configs", package.parent / "configs"]
-    folder = next(f for f in folders if f.is_dir())
+    folder = next((f for f in folders if f.is_dir()), None)
+    if folder is None:
+        cure = "install minigen again (pip install .)"
+        raise MinigenError(f"there are no configs in {package}: {cure}")
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 

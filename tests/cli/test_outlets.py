@@ -313,6 +313,7 @@ def test_a_name_that_is_no_text_is_told_with_what_can_be_shown_of_it() -> None:
         ("BrokenPipeError(32, 'Broken pipe')", "Error: Broken pipe\n"),
         ("PermissionError(13, 'No', 'x')", "Error: x: No\n"),
         ("OSError('of no number')", "Error: of no number\n"),
+        ("ImportError('no X', name='x')", "Error: x cannot be loaded: no X; install minigen again"),
     ],
 )
 def test_whatever_a_library_raises_is_told_in_one_line(error: str, told: str) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from minigen.decoding.policy import OPTIONS, Policy
 from minigen.errors import MinigenError, OptionError
-from minigen.training.config import Config, differences, located, parse_override
+from minigen.training.config import Config, differences, located, parse_override, shipped
 from minigen.training.keys import KEYS
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -646,3 +646,9 @@ def test_what_is_endless_has_a_short_error(overrides):
 def test_of_many_faults_the_first_are_told_and_the_others_counted():
     with pytest.raises(OptionError, match=r"'sampling\.19'.*; and 3 more$"):
         Config.load("fables", {f"sampling.{i}": 1 for i in range(23)})
+
+
+def test_a_package_without_its_configs_is_told(monkeypatch):
+    monkeypatch.setattr(Path, "is_dir", lambda _: False)  # as in a zip
+    with pytest.raises(MinigenError, match=r"there are no configs in .*: install minigen again"):
+        shipped()
