@@ -162,7 +162,7 @@ def keep_typical_p(w: Floats, gap: Floats, p: float) -> Floats:
     """
     mean = mean_gap(w, gap, exact_sum(w, axis=-1, keepdims=True))
     distance = np.where(w > 0, np.abs(gap - mean), np.inf)
-    order = np.argsort(distance, axis=-1, kind="stable")
+    order = np.argsort(distance, kind="stable")
     before = short_of(np.take_along_axis(w, order, axis=-1), p)
     last = np.take_along_axis(distance, np.take_along_axis(order, before, axis=-1), axis=-1)
     return np.where(distance <= last + _SLACK, w, 0.0)
