@@ -326,6 +326,7 @@ def test_help_and_completion_see_each_keyword_and_its_default(
 
 def test_what_is_not_asked_for_is_as_the_signatures_say(model: Generator) -> None:
     assert len(model.beams("a", max_new_tokens=3)) == 4
+    assert len(model.generate(["a", "b"], max_new_tokens=3)) == 2
     assert model.generate("a", max_new_tokens=3).log_probabilities is None
     assert len(model.next("a").candidates) == 10
     assert repr(model).startswith("Generator(Model(")
