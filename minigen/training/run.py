@@ -3,7 +3,7 @@
 import json
 import warnings
 from collections.abc import Iterator, Sequence
-from copy import copy, deepcopy
+from copy import copy
 from dataclasses import asdict, dataclass
 from functools import reduce
 from operator import add, index
@@ -265,7 +265,9 @@ class Run:
         twin = object.__new__(type(self))
         vars(twin).update(vars(self))
         twin.optimizer = copy(twin.optimizer)
-        twin.streams = deepcopy(twin.streams)  # two names of one stream still mean one
+        copies = {id(stream): copy(stream) for stream in twin.streams.values()}
+        # Two names of one stream still mean one.
+        twin.streams = {name: copies[id(stream)] for name, stream in twin.streams.items()}
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
