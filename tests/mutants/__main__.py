@@ -66,7 +66,7 @@ TESTS = {  # beside those of the room that a file is in, and of the source itsel
             "tests/test_front.py",
         ]
         for file, tests in {
-            "checkpoint": "checkpoint hostile resume logs",
+            "checkpoint": "checkpoint hostile resume logs going_on",
             "config": "config going_on",
             "folder": "logs hostile ownership durability resume going_on run",
             "keys": "config going_on",

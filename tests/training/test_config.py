@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from minigen.decoding.policy import OPTIONS, Policy
 from minigen.errors import MinigenError, OptionError
+from minigen.training import config as module
 from minigen.training.config import Config, differences, located, parse_override, shipped
 from minigen.training.keys import KEYS
 
@@ -110,6 +111,14 @@ def test_config_of_an_unknown_key_names_the_nearest(minigen, wrong, right):
 @pytest.mark.parametrize("name", ["fables", "bigram", "names"])
 def test_a_shipped_config_loads_by_name_and_by_path(name):
     assert Config.load(name) == Config.load(str(CONFIGS / f"{name}.toml"))
+
+
+def test_the_configs_of_a_wheel_lie_in_the_package(tmp_path, monkeypatch):
+    path = tmp_path / "minigen" / "configs" / "x.toml"
+    path.parent.mkdir(parents=True)
+    path.touch()
+    monkeypatch.setattr(module, "__file__", str(tmp_path / "minigen" / "training" / "config.py"))
+    assert module.shipped() == {"x": path}
 
 
 def test_the_bigram_config_sees_one_byte():

@@ -11,7 +11,9 @@ from minigen import Config, MinigenError, Run
 from minigen.errors import OptionError
 from minigen.model import memory
 from minigen.model.model import Model
+from minigen.text import corpus
 from minigen.training import checkpoint
+from minigen.training.logs import NO_LOG, VOUCHED
 from minigen.training.run import Sample, is_due
 from minigen.training.workers import Workers
 from tests.conftest import TINY
@@ -215,10 +217,24 @@ def test_standard_input_is_read_by_one_process_alone(monkeypatch):
     assert said.startswith("standard input reaches the first worker alone: name files that all ")
 
 
-def test_a_checkpoint_says_of_how_many_files_a_text_of_ones_own_was(tmp_path):
+def test_a_checkpoint_says_of_how_many_files_a_text_of_ones_own_was_and_what_stands_in_the_logs(
+    tmp_path,
+):
+    logs = dict.fromkeys(VOUCHED, NO_LOG)
     for run, files in ((Run(Config.load("fables", TINY)), None), (new_run(), 1)):
-        run.save(tmp_path / "x")
-        assert checkpoint.load(tmp_path / "x").corpus_files == files
+        run.save(tmp_path / "x", logs=logs)
+        saved = checkpoint.load(tmp_path / "x")
+        assert (saved.corpus_files, saved.logs) == (files, logs)
+
+
+def test_a_run_that_was_loaded_reads_its_text_once(tmp_path, monkeypatch):
+    Run(CONFIG.override({"corpus.text": "fables"})).save(tmp_path / "x")
+    read, load = [], corpus.load
+    monkeypatch.setattr(corpus, "load", lambda *args, **more: read.append(1) or load(*args, **more))
+    run = Run.load(tmp_path / "x")
+    assert read == []
+    run.train(2)
+    assert read == [1]
 
 
 def test_of_several_workers_an_error_that_all_have_breaks_no_run(monkeypatch):

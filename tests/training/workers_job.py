@@ -123,7 +123,7 @@ def errors() -> list[list[str]]:
             attempt()
             told.append("")
         except MinigenError as error:
-            told.append(str(error))
+            told.append(str(error) if type(error) is MinigenError else repr(error))
     return [list(texts) for texts in zip(*WORLD.allgather(told), strict=True)]
 
 
