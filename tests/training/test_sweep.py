@@ -520,6 +520,18 @@ def test_the_helpers_of_a_sweep_that_is_killed_end_with_it(tmp_path):
     assert process.returncode == -signal.SIGKILL
 
 
+def test_a_sweep_that_cannot_be_planned_leaves_no_folder_that_was_not_there(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise MinigenError("no room")
+
+    monkeypatch.setattr(module, "write_atomically", refuse)
+    (tmp_path / "there").mkdir()
+    for name in ("there", "new"):
+        with pytest.raises(MinigenError, match="no room"):
+            create(tmp_path / name, plan(BASE, {}, range(1)))
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
 @pytest.mark.parametrize("writes", range(4))
 def test_a_sweep_killed_while_it_is_made_is_all_there_or_not_at_all(tmp_path, monkeypatch, writes):
     class Killed(BaseException):
