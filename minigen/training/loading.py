@@ -1,6 +1,7 @@
 """Loading a model to write with, from a checkpoint or a run folder."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from minigen.arguments import checked
@@ -19,15 +20,16 @@ def load(model: str | Path) -> Generator:
     where there is no checkpoint, or a damaged one.
     """
     path = checkpoint.locate(model)
-    place = path.absolute()  # its text is read later, from wherever that is
     saved = checkpoint.load(path, moments=False)
     D, K, V = saved.tensors["W"].shape
     weights = Model(V, K, D)
     weights.load(saved.tensors)
-
-    def read(text: Text | Texts | None, paths: Sequence[str | Path]) -> Tokens:
-        from minigen.training.run import Run  # imports pydantic, which writing does without
-
-        return Run.load(place).read(text, paths)
-
+    # What reads its text can be pickled, and finds the file from whatever folder it is called in.
+    read = partial(_read, path.absolute())
     return Generator(weights, ByteTokenizer.from_state(saved.tokenizer), read=read)
+
+
+def _read(path: Path, text: Text | Texts | None, paths: Sequence[str | Path]) -> Tokens:
+    from minigen.training.run import Run  # imports pydantic, which writing does without
+
+    return Run.load(path).read(text, paths)

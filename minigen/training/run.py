@@ -364,9 +364,10 @@ class Run:
 
         Without a seed it draws on from where ``streams["inference"]`` stands.
         """
-        return Generator(
-            self.model, self.tokenizer, read=self.read, stream=lambda: self.streams["inference"]
-        )
+        return Generator(self.model, self.tokenizer, read=self.read, stream=self._inference)
+
+    def _inference(self) -> Stream:
+        return self.streams["inference"]
 
     @checked
     def generate(

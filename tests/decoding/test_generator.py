@@ -2,6 +2,7 @@
 
 import ast
 import json
+import pickle
 from collections.abc import Callable
 from dataclasses import fields
 from inspect import getsource, signature
@@ -213,6 +214,21 @@ def test_a_run_loaded_from_its_folder_finds_its_text(minigen: Command, tmp_path:
     assert (other.tokens, other.bytes) == (6, 5)
     for paths in (["mine.txt"], np.array(["mine.txt"])):
         assert load("mine").evaluate(paths=paths).bytes == 379  # the last line's end left out
+
+
+def test_a_pickled_generator_writes_and_reads_as_the_one_it_was_made_of(
+    minigen: Command, tmp_path: Path
+) -> None:
+    settings = [part for key, value in TINY.items() for part in ("--set", f"{key}={value}")]
+    assert minigen("train", *settings, "--out", "run").status == 0
+    run = Run.load("run")
+    for generator in (load("run"), run.generator):
+        twin = pickle.loads(pickle.dumps(generator))
+        for _ in range(2):  # a run's own goes on from where its stream stands, the twin's likewise
+            assert twin.generate("Once", max_new_tokens=9) == generator.generate(
+                "Once", max_new_tokens=9
+            )
+        assert twin.evaluate() == generator.evaluate()
 
 
 def test_a_model_finds_its_text_wherever_the_process_has_gone(
