@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from minigen.decoding.beams import beam_search
@@ -316,6 +316,7 @@ AB = st.text("ab", max_size=16).map(str.encode)
 @given(
     st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=3), AB, st.integers(1, 5)
 )
+@example(["b", "cde"], b"abcde", 5)  # the longer one begins later
 def test_stop_strings_are_found_as_a_plain_search_finds_them(stop, text, size):
     ends = [
         (end, -len(s))
