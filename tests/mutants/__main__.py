@@ -68,7 +68,7 @@ TESTS = {  # beside those of the room that a file is in, and of the source itsel
         for file, tests in {
             "checkpoint": "checkpoint hostile resume logs going_on",
             "config": "config going_on",
-            "folder": "logs hostile ownership durability resume going_on run",
+            "folder": "logs hostile ownership durability resume going_on run workers",
             "keys": "config going_on",
             "logs": "logs",
             "run": "run resume going_on whole_run workers",

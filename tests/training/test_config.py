@@ -618,9 +618,10 @@ def test_a_step_too_large_for_the_exact_gradient_is_refused_with_the_rule():
         larger = largest | {"training.batch_size": 2**20, "model.context_length": 32}
         with pytest.raises(OptionError) as raised:
             Config.load("fables", larger | {key: 2 * larger[key]})
+        sizes = [(larger | {key: 2 * larger[key]})[name] for name in larger][:2]
         assert str(raised.value).startswith(
             "batch_size and context_length must leave the exact gradient at least 10 bits for a "
-            "weight and 16 for a prediction's error (got "
+            f"weight and 16 for a prediction's error (got {sizes[0]} and {sizes[1]}, which leave "
         )
 
 

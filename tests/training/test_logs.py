@@ -14,7 +14,17 @@ from minigen import Config, MinigenError, Run, write_report
 from minigen.training import checkpoint
 from minigen.training import logs as module
 from minigen.training.folder import RunFolder
-from minigen.training.logs import METRICS, SAMPLES, TIMING, Log, cut, end_of, parse, read_lines
+from minigen.training.logs import (
+    METRICS,
+    NO_LOG,
+    SAMPLES,
+    TIMING,
+    Log,
+    cut,
+    end_of,
+    parse,
+    read_lines,
+)
 from tests.conftest import TINY, Result
 
 pytestmark = pytest.mark.filterwarnings("default:.*has lost, doubled or changed a line")
@@ -277,8 +287,23 @@ def test_a_checkpoint_vouches_for_these_two_logs_alone(logs: object, folder: Pat
 # ── What is behind a log's name ──────────────────────────────────────────────────────────────────
 
 
+def test_an_empty_log_is_what_a_file_without_logs_vouches_for(tmp_path: Path) -> None:
+    assert Log(tmp_path / METRICS).state == NO_LOG
+
+
 def lay_link(path: Path, elsewhere: Path) -> None:
     path.symlink_to(elsewhere)
+
+
+@pytest.mark.skipif(not hasattr(os, "O_NOFOLLOW"), reason="a flag of POSIX")
+def test_a_link_that_is_laid_after_the_look_at_a_log_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lay_link(tmp_path / METRICS, tmp_path / "elsewhere")
+    monkeypatch.setattr(module, "require_own", lambda path: None)
+    with pytest.raises(OSError, match="symbolic links"):
+        Log(tmp_path / METRICS)
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def lay_hard_link(path: Path, elsewhere: Path) -> None:

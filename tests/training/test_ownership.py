@@ -1,5 +1,6 @@
 """One process at a time writes to a run folder."""
 
+import gc
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -118,6 +119,21 @@ def test_a_folder_is_made_with_those_above_it_or_taken_where_it_is_empty() -> No
             f"{path} is not a new or empty folder: name another with --out, or go on with minigen "
             "train --resume"
         )
+
+
+def test_a_folder_is_owned_as_long_as_it_is_kept_whichever_way_it_was_taken() -> None:
+    config = Config.load("fables", TINY)
+    open_once_more = "from minigen.files import own; from pathlib import Path; own(Path('run'))"
+    takes = [lambda: RunFolder.create("run", Run(config)), lambda: RunFolder.resume("run", config)]
+    for take in takes:
+        folder = take()
+        gc.collect()
+        for is_kept in (True, False):
+            if not is_kept:
+                del folder
+                gc.collect()
+            other = subprocess.run([sys.executable, "-c", open_once_more], capture_output=True)
+            assert (b"run is being written to by" in other.stderr) == is_kept
 
 
 def test_a_process_may_take_its_own_folder_again() -> None:
