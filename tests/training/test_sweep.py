@@ -416,10 +416,15 @@ def test_a_plan_that_is_no_file_is_refused_unread(tmp_path, make):
         find(tmp_path)
 
 
-@pytest.mark.parametrize("plan", ["", "[]", "{}", '{"config": {}, "runs": {"../x": {}}}'])
-def test_a_damaged_plan_of_a_sweep_is_named_with_the_cure(tmp_path, plan):
+@pytest.mark.parametrize(
+    "damage",
+    [lambda plan, text=text: text for text in ("", "[]", "{}", '{"config": {}, "runs": {}}')]
+    + [lambda plan, name=name: plan.replace("seed=0", name) for name in ("../x", ".x", "a/b")],
+)
+def test_a_damaged_plan_of_a_sweep_is_named_with_the_cure(tmp_path, damage):
     create(tmp_path, {"seed=0": BASE})
-    (tmp_path / ".sweep.json").write_text(plan)
+    plan = tmp_path / ".sweep.json"
+    plan.write_text(damage(plan.read_text()))
     with pytest.raises(MinigenError, match=r"sweep\.json is damaged: remove it"):
         find(tmp_path)
     (tmp_path / ".sweep.json").unlink()
