@@ -721,3 +721,16 @@ def test_a_token_that_a_short_text_does_not_have_is_refused_before_training(
     assert (result.status, result.out) == (1, "")
     assert "suppress_tokens takes ids below 257" in result.err
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("signal.default_int_handler", "SIG_DFL"), ("signal.SIG_IGN", "SIG_IGN")],  # as under nohup
+)
+def test_while_python_imports_ctrl_c_ends_the_process_unless_it_is_ignored(before, after):
+    code = (
+        f"import signal; signal.signal(signal.SIGINT, {before})\n"
+        "import minigen.__main__; print(signal.getsignal(signal.SIGINT).name)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{after}\n"
