@@ -90,12 +90,10 @@ def test_another_batch_is_seen_with_all_that_follows_from_it(demonstration: Demo
     assert f", of the twin: {demonstration.twin.fingerprint}" in fingerprint
 
 
-def test_the_demo_fails_where_a_line_is_false(
-    minigen: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_demo_fails_where_a_line_is_false(minigen: Callable[..., Result]) -> None:
     settings = [part for key, value in TINY.items() for part in ("--set", f"{key}={value}")]
-    assert minigen("demo", *settings).status == 0
-    silent = minigen("demo", *settings, "--set", "sampling.every=0")
-    assert silent.status == 1
-    assert "for 0 samples" in silent.out
-    assert silent.err.startswith("no text will be asked for on the way, so this shows nothing")
+    told = "no text will be asked for on the way, so this shows nothing"
+    for every, samples in ((0, 0), (1, 6), (6, 1), (7, 0)):  # of 6 steps
+        done = minigen("demo", *settings, "--set", f"sampling.every={every}")
+        assert (done.status, done.err.startswith(told)) == ((0, False) if samples else (1, True))
+        assert f"for {samples} samples" in done.out
