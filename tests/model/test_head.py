@@ -240,6 +240,14 @@ def test_projection_is_the_plain_product_to_the_grids_accuracy():
     assert error < 2e-5
 
 
+def test_projection_of_numbers_of_another_type_is_that_of_their_values():
+    stream = Stream(0, "test")
+    h, W, b = (stream.uniforms(n).astype(np.float32) for n in (300, 300 * 7, 7))
+    h, W = h.reshape(1, 300), W.reshape(300, 7)
+    wide = project(*(x.astype(np.float64) for x in (h, W, b)))
+    assert project(h, W, b).tobytes() == wide.tobytes()
+
+
 def test_projection_of_whole_numbers_is_exact():
     h, W, b = [[1, 2], [3, 4]], [[5, 6, 7], [8, 9, 10]], [1, 0, -1]
     assert project(h, W, b).tolist() == [[22.0, 24.0, 26.0], [48.0, 54.0, 60.0]]
