@@ -49,3 +49,14 @@ def test_what_is_needed_is_told_in_a_unit_of_its_size(size, shown, monkeypatch):
     monkeypatch.setattr(memory, "available", lambda: 0)
     with pytest.raises(MinigenError, match=f"^it needs {shown} of memory"):
         memory.require(size, "it", "take less")
+
+
+def test_where_no_source_says_anything_nothing_is_refused(monkeypatch):
+    def silent(*of):
+        raise OSError("not here")
+
+    monkeypatch.setattr(Path, "read_text", silent)
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, 1))
+    monkeypatch.setattr(os, "sysconf", silent)
+    assert memory.available() is None
+    memory.require(1 << 80, "it", "take less")

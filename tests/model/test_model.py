@@ -144,6 +144,25 @@ def test_logits_follow_the_parameters_once_they_are_said_to_have_changed():
     assert model.logits(contexts).tobytes() == fresh.logits(contexts).tobytes()
 
 
+def test_parameters_that_are_drawn_or_loaded_anew_are_said_to_have_changed():
+    other, model = Model(7, 2, 3), Model(7, 2, 3)
+    other.initialize(Stream(1, "init"))
+    contexts = np.array([[3, 5]])
+    model.logits(contexts)
+    model.initialize(Stream(1, "init"))
+    assert model.logits(contexts).tobytes() == other.logits(contexts).tobytes()
+    other.initialize(Stream(2, "init"))
+    model.load(other.parameters)
+    assert model.logits(contexts).tobytes() == other.logits(contexts).tobytes()
+
+
+def test_a_model_has_its_own_products_tried(monkeypatch):
+    asked = []
+    monkeypatch.setattr("minigen.exact.selfcheck.check", lambda *sizes: asked.append(sizes))
+    Model(7, 2, 4)
+    assert asked == [(8, 7)]
+
+
 def test_a_table_of_cached_rows_grows_without_changing_any_of_them():
     model, stream = new_model(), Stream(3, "x")
     contexts = stream.integers(300, 257).reshape(100, 3)
