@@ -57,7 +57,7 @@ def test_what_is_damaged_is_compiled_anew_and_mended(folder: Path, kind: str, da
     assert hits(compiled(folder)) == 1
     (file,) = folder.rglob(f"*.{kind}")
     file.write_bytes(DAMAGE[damage](file.read_bytes()))
-    compiled(folder)
+    assert hits(compiled(folder)) == 0  # what it holds is not run, even where it could be
     assert hits(compiled(folder)) == 1
 
 
@@ -83,14 +83,20 @@ def test_without_room_it_is_compiled(folder: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_without_a_home_no_folder_is_called_tilde(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level("INFO", logger="minigen")
+    numba_cache._announce.cache_clear()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "")
     for named in ("", "~/cache"):
         monkeypatch.setattr(numba.config, "CACHE_DIR", named)
         assert hits(compiled(folder)) == 0
     assert not [entry.name for entry in tmp_path.iterdir() if "~" in entry.name]
+    assert len(caplog.messages) == 1  # that it compiles
 
 
 def test_a_tilde_in_its_name_is_home(
