@@ -32,7 +32,7 @@ test-faults: .venv/installed-dev
 # SAMPLE=50 tries so many of each. Writes tests/mutants/RESULTS.md.
 mutants: .venv/installed-mutants
 	nice -n 10 $(BIN)/python -m tests.mutants $(foreach file,$(FILES),'$(file)') \
-		$(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) $(if $(JOBS),--jobs $(JOBS)) \
+		$(if $(SAMPLE),--sample $(SAMPLE)) $(if $(STRICT),--strict) $(if $(LIMIT),--limit $(LIMIT)) $(if $(SEED),--seed $(SEED)) $(if $(JOBS),--jobs $(JOBS)) \
 		$(if $(AGAIN),--again) $(if $(QUICK),--quick) $(if $(NAMED),--named)
 
 # The report in a real browser: Debian's chromium, which no pip can bring.

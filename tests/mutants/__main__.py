@@ -1,6 +1,7 @@
 """Set bugs into the code, one at a time, and list those that the tests do not see.
 
-`make mutants FILES="minigen/exact/*.py" SAMPLE=50 SEED=0`. Each bug is set into a copy of the
+`make mutants FILES="minigen/exact/*.py" SAMPLE=50 SEED=0`; `STRICT=1` samples only the kinds of
+which some may be missed, and tries all others. Each bug is set into a copy of the
 repository, where a fresh process runs the tests that run its line, and where they see nothing, all
 tests of the room (not with `QUICK=1`); it is seen where one fails, or does not come to an end.
 `AGAIN=1` tries those again that were not seen, and `NAMED=1` the bugs of `named.toml`: each has
@@ -127,6 +128,7 @@ def main() -> None:
     parser.add_argument("files", nargs="*", default=["minigen/exact/*.py"])
     parser.add_argument("--tests", nargs="*", help="run these alone, in place of the room's")
     parser.add_argument("--sample", type=int, help="try so many bugs of each file, drawn")
+    parser.add_argument("--strict", action="store_true", help="and all of which none may be missed")
     parser.add_argument("--seed", type=int, default=0, help="which are drawn")
     parser.add_argument("--jobs", type=int, default=1, help="how many at a time")
     parser.add_argument("--limit", type=float, default=900.0, help="seconds for a file")
@@ -166,14 +168,16 @@ def _try(file: str, options: argparse.Namespace) -> None:
     changes = [one for one in all_changes if (one.text, one.name) not in equivalent]
     chosen = list(changes)
     random.Random(f"{options.seed} {file}").shuffle(chosen)
-    chosen = chosen[: options.sample] if options.sample else chosen
+    if options.sample is not None:
+        strict = [one for one in chosen if options.strict and one.kind in STRICT]
+        chosen = strict + [one for one in chosen if one not in strict][: options.sample]
     if options.again:
         unseen = {(text, name) for _, name, text, _ in last["unseen"]} if last else set()
         chosen = [one for one in changes if (one.text, one.name) in unseen]
         if not chosen:
             return
     tests = options.tests or TESTS.get(file) or TESTS[str(Path(file).parent)]
-    tests = [*tests, SOURCE] if file.endswith(".py") else tests
+    tests = _modules([*tests, SOURCE] if file.endswith(".py") else tests, file)
     if file in FORMULAS:  # a test that needs numba cannot even be read without it
         tests = [test for test in tests if test != WHOLE_RUN]
     with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as scratch:
@@ -194,7 +198,7 @@ def _try(file: str, options: argparse.Namespace) -> None:
                 return None
             copy = copies.get()
             try:
-                narrow = _narrow(change, covering, tests, file)
+                narrow = _narrow(change, covering, file) or tests
                 (copy / file).write_bytes(change.apply(source))
                 seen, by = _run(copy, narrow, max(30.0, TIMES * seconds))
                 # A line may be run by a fixture, or by a process of its own, for other tests, too.
@@ -406,14 +410,18 @@ def _times(path: Path) -> dict[str, float]:
     }
 
 
-def _narrow(
-    change: Change, covering: dict[int, list[str]], tests: list[str], file: str
-) -> list[str]:
-    """The tests that run a line; all of them where it is run while it is imported."""
+def _narrow(change: Change, covering: dict[int, list[str]], file: str) -> list[str]:
+    """The tests that run a line, its file's own first; none where too many do, or nobody knows."""
     runs = covering.get(change.line, [])
-    own = [name for name in runs if Path(file).stem in name]
-    others = [name for name in runs if name not in own]
-    return [*own, *others] if runs and len(runs) < 400 else tests
+    return sorted(runs, key=lambda test: Path(file).stem not in test) if len(runs) < 400 else []
+
+
+def _modules(tests: list[str], file: str) -> list[str]:
+    """The test files of a room, a file's own first."""
+    paths = [path for test in tests for path in sorted(ROOT.glob(f"{test}/**/test_*.py"))]
+    names = [str(path.relative_to(ROOT)) for path in paths]
+    names += [test for test in tests if test.endswith(".py")]
+    return sorted(names, key=lambda name: Path(file).stem not in name)
 
 
 def _run(
