@@ -16,12 +16,12 @@ import minigen
 from benchmarks.harness import Table
 
 VALUES: dict[str, list[Any]] = {
-    "tokenizer.vocab_size": [512, 1536],
+    "tokenizer.vocab_size": [512, 1280],
     "model.context_length": [1, 3, 4],
-    "model.embedding_dim": [24, 64],
-    "training.batch_size": [256, 1024],
-    "optimizer.learning_rate": [0.005, 0.02],
-    "optimizer.weight_decay": [0.1, 0.3, 0.8],
+    "model.embedding_dim": [32, 64],
+    "training.batch_size": [512, 1024, 6144],
+    "optimizer.learning_rate": [0.01, 0.04],
+    "optimizer.weight_decay": [0.3, 0.7, 1.6],
 }
 SEEDS = range(3)
 QUIET = {"evaluation.every": 0, "sampling.every": 0, "checkpoint.every": 0}

@@ -51,7 +51,7 @@ STAND_INS = {  # command, as a pattern → what is run instead
     # The published checkpoint is the result of this very training.
     r"minigen train(?: fables)?(?: --out (\S+))?": StandIn(
         r"f=\1; f=${f:-runs/fables}; mkdir -p $f; cp checkpoints/fables.safetensors "
-        "$f/step-001500.safetensors",
+        "$f/step-001000.safetensors",
         r"\g<0>",
     ),
     r"minigen prove( .*)?": StandIn(rf"minigen prove\1 {_SHORT}", r"minigen prove\1"),

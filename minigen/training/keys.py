@@ -124,7 +124,7 @@ class TokenizerTable(_Table):
     """``[tokenizer]``: the number of distinct tokens."""
 
     vocab_size: VocabSize = key(
-        1024,
+        896,
         "Number of distinct tokens, V, at most: 256 bytes, <|endoftext|>, and merges learned from "
         "the training part while it has pairs. 257 means bytes only.",
     )
@@ -135,7 +135,7 @@ class ModelTable(_Table):
 
     context_length: Size = key(2, "How many tokens back the model sees, K.")
     embedding_dim: Size = key(
-        40,
+        46,
         "Numbers that stand for one token, D; context_length * embedding_dim may be at most "
         f"{MOST_TERMS}.",
     )
@@ -153,8 +153,8 @@ class ModelTable(_Table):
 class TrainingTable(_Table):
     """``[training]``: how many steps, of how many predictions each."""
 
-    steps: Count = key(1500, "Updates of the parameters.")
-    batch_size: Size = key(512, "Predictions per step, N.")
+    steps: Count = key(1000, "Updates of the parameters.")
+    batch_size: Size = key(3072, "Predictions per step, N.")
     micro_batches: Size = key(
         1,
         "Parts in which a step's batch is worked through, to save memory.",
@@ -172,13 +172,13 @@ class OptimizerTable(_Table):
         + ", ".join(f'"{name}" {rule.comment}' for name, rule in OPTIMIZERS.items())
         + ".",
     )
-    learning_rate: Positive = key(0.01, "The peak, reached after the warm-up.")
+    learning_rate: Positive = key(0.02, "The peak, reached after the warm-up.")
     betas: Pair = key(
         [0.9, 0.99], "AdamW's decay rates for the averages of the gradient and of its square."
     )
     momentum: Share = key(0.9, "SGD's share of the last update kept in the next.", before=0.0)
     weight_decay: Amount = key(
-        0.5,
+        1.1,
         "How much of each weight is taken off per step, times the learning rate; 0 is off.",
         before=0.0,
     )

@@ -58,11 +58,11 @@ reason.
 """
 
 _WHAT = {
-    "fables": "the default config, 60 steps: learned vocabulary, AdamW",
+    "fables": "the fables, V = 1024, K = 2, D = 40, N = 512, 60 steps: learned vocabulary, AdamW",
     "names": "the config `names`, 60 steps",
-    "sgd": "the default config with SGD, 40 steps",
-    "bytes": "the default config with a vocabulary of bytes, 40 steps",
-    "large": "the default config with batches of 8192, 2 steps",
+    "sgd": "the same with SGD, 40 steps",
+    "bytes": "the same with a vocabulary of bytes, 40 steps",
+    "large": "the same with batches of 8192, 2 steps",
     "text": "two texts of the model `fables`, one sampled and one greedy: token ids",
 }
 

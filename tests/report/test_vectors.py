@@ -195,7 +195,7 @@ ADAMW = {
     "weight_decay": 0.1, "gradient_clip": 0.5, "warmup_steps": 2, "decay": "cosine",
 }  # fmt: skip
 SGD = {**ADAMW, "name": "sgd", "gradient_clip": 0.0, "decay": "linear"}
-RUN = {
+RUN = {  # whole: what another version has as its defaults may differ
     "corpus.documents": "paragraph",
     "corpus.validation_fraction": 0.2,
     "tokenizer.vocab_size": 262,
@@ -205,6 +205,8 @@ RUN = {
     "training.batch_size": 24,
     "sampling.every": 0,
     "evaluation.every": 0,
+    "optimizer.learning_rate": 0.01,
+    "optimizer.weight_decay": 0.5,
 }
 SAMPLE = {
     "prompt": "Once", "policy": {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.01},

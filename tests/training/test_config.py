@@ -193,7 +193,7 @@ def test_a_config_is_read_and_says_so_and_lists_its_keys():
         Config(training={"steps": 3})
     with pytest.raises(FrozenInstanceError):
         KEYS["run.seed"].default = 1
-    line = "steps = 1500: Updates of the parameters.\n"
+    line = "steps = 1000: Updates of the parameters.\n"
     assert f"\n    training.{line}" in Config.__doc__
     assert f"\n    training.{line}" in type(Config.load().training).__doc__
     assert line not in type(Config.load().optimizer).__doc__

@@ -42,7 +42,7 @@ OTHER = {  # another value of each key that decides the weights
     "training.steps": 7,
     "training.batch_size": 9,
     "optimizer.name": "sgd",
-    "optimizer.learning_rate": 0.02,
+    "optimizer.learning_rate": 0.03,
     "optimizer.betas": [0.8, 0.9],
     "optimizer.momentum": 0.5,
     "optimizer.weight_decay": 0.2,
