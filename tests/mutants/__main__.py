@@ -52,7 +52,13 @@ FORMULAS = ("minigen/exact/arithmetic.py", "minigen/model/head.py", "minigen/mod
 """What numba compiles: with a bug in it, it would compile all anew, so the tests run without."""
 WHOLE_RUN = "tests/training/test_whole_run.py"
 TESTS = {  # beside those of the room that a file is in, and of the source itself
-    "minigen/exact": ["tests/exact", "tests/model", "tests/test_front.py"],
+    "minigen/exact": [
+        "tests/exact",
+        "tests/model",
+        "tests/test_front.py",
+        "tests/test_golden.py",
+        "tests/report/test_vectors.py",
+    ],
     "minigen/model": ["tests/model", "tests/test_golden.py", WHOLE_RUN],
     "minigen/text": ["tests/text"],
     "minigen/decoding": ["tests/decoding"],
