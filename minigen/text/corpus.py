@@ -71,9 +71,9 @@ class Tokens:
     def __len__(self) -> int:
         return self._stop - self._start - 1
 
-    def part(self, start: int, stop: int) -> "Tokens":
-        """Return the tokens from ``start`` to before ``stop``."""
-        stop = min(self._start + stop, self._stop)
+    def part(self, start: int, stop: int | None = None) -> "Tokens":
+        """Return the tokens from ``start`` to before ``stop``, or to the last one."""
+        stop = self._stop if stop is None else min(self._start + stop, self._stop)
         return Tokens(self._kept, self._tokenizer, self._start + start, stop)
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
@@ -115,7 +115,8 @@ class Tokens:
         # Clipping repeats the first token, <|endoftext|>, before the start.
         if not isinstance(self._kept, TokenFile):
             return self.array.take(positions, mode="clip")
-        low, high = max(int(positions.min(initial=0)), 0), int(positions.max(initial=0))
+        low = max(int(positions.min(initial=len(self))), 0)
+        high = int(positions.max(initial=low))
         if high - low <= BLOCK:
             return self.read(low, high + 1).take(positions - low, mode="clip")
         first = positions[0] < 0
@@ -232,14 +233,14 @@ def _divide(whole: Tokens, validation_fraction: float, keep: Callable[..., Kept]
         if 1 < inside < last:
             end = whole.read(0, 1)
             training = chain(whole.part(0, inside).blocks(), [end])
-            validation = chain([end], whole.part(inside, last + 1).blocks())
+            validation = chain([end], whole.part(inside).blocks())
             return [
                 Tokens(keep("training", blocks=training), ByteTokenizer()),
                 Tokens(keep("validation", blocks=validation), ByteTokenizer()),
             ]
     if cut is None or not held_out:
         cut = last
-    return [whole.part(0, cut + 1), whole.part(cut, last + 1)]
+    return [whole.part(0, cut + 1), whole.part(cut)]
 
 
 def _nearest_end(whole: Tokens, ideal: int) -> int | None:

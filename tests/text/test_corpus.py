@@ -511,6 +511,21 @@ def test_contexts_end_where_their_document_starts(tmp_path, monkeypatch, in_file
         assert [t.tolist()[0] for _, t in alone] == targets.tolist()
 
 
+def test_neighbours_anywhere_in_a_file_are_read_at_once_and_others_one_by_one(
+    tmp_path, monkeypatch
+):
+    set_block(monkeypatch, 16)
+    part, read = corpus.from_memory("abcdefg" * 20, cache=tmp_path).training, []
+    windows = part._kept.windows
+    monkeypatch.setattr(
+        part._kept, "windows", lambda starts, width: read.append(width) or windows(starts, width)
+    )
+    part.contexts_and_targets(np.arange(100, 112), 5)
+    assert read == [12 + 5]
+    part.contexts_and_targets(np.array([100, 120]), 5)
+    assert read == [12 + 5, 5 + 1, 5]
+
+
 def test_no_indices_give_no_contexts(tmp_path):
     for cache in (None, tmp_path):
         part = corpus.from_memory("abc", cache=cache).training
