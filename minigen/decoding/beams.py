@@ -1,5 +1,6 @@
 """Beam search keeps the B likeliest unfinished texts and looks for the best finished one."""
 
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -74,7 +75,7 @@ def search(task: Task, prompt: Text, num_beams: int, length_penalty: float) -> l
         power = length_power(len(beam.token_ids), length_penalty)
         return Found(beam.total / power, beam.token_ids, dead_end)
 
-    for n in range(1, task.max_new_tokens + 1):
+    for n in count(1):
         own = head.log_softmax(model.logits(contexts))  # (B, V)
         log_p, dead = policy.adjust(own, history)
         if dead is not None and not finished:

@@ -100,7 +100,7 @@ def exp_table(bits: int) -> Floats:
     """2^(bits − m/1024), m = 0, 1, … to the end of ``exp_span`` and beyond. Read-only."""
     octaves = np.ldexp(1.0, bits - np.arange(bits + 3))  # (bits + 3,)
     descending = np.append(1.0, 0.5 * _ROOTS[:0:-1])  # 2^(-m/1024), (1024,)
-    table: Floats = (octaves[:, None] * descending).reshape(-1)
+    table: Floats = (octaves[:, None] * descending).ravel()
     table.flags.writeable = False
     return table
 

@@ -167,6 +167,8 @@ def test_a_stream_gives_the_text_of_generate_in_parts(model: Generator) -> None:
     assert "".join(parts) == whole.text
     assert len(parts) > 1
     assert "" not in parts
+    greedy = model.generate("Once", temperature=0, max_new_tokens=20).text
+    assert "".join(model.stream("Once", policy=Policy(temperature=0), max_new_tokens=20)) == greedy
 
 
 # ── A run's own generator ────────────────────────────────────────────────────────────────────────

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from minigen.decoding import filters
-from minigen.decoding.filters import keep_top_n_sigma, keep_top_p, keep_typical_p, mean_gap, share
+from minigen.decoding.filters import (
+    keep_top_k,
+    keep_top_n_sigma,
+    keep_top_p,
+    keep_typical_p,
+    mean_gap,
+    share,
+)
 from minigen.decoding.policy import OPTIONS, DeadEndError, Policy, draw
 from minigen.errors import MinigenError, OptionError
 from minigen.exact.streams import Stream
@@ -44,6 +51,7 @@ def test_temperature_0_takes_the_lowest_id_of_the_largest_logits_whatever_the_wo
 def test_greedy_policies_give_one_hot_probabilities(options):
     assert Policy(**options).greedy
     assert Policy(**options).probabilities([1.0, 3.0, 3.0]).tolist() == [0, 1, 0]
+    assert Policy(**options).weigh(np.array([[1.0, 3.0, 3.0]])).tolist() == [[0, 1, 0]]
 
 
 def test_a_tiny_temperature_is_greedy_and_never_nan():
@@ -495,6 +503,13 @@ def test_a_filter_takes_one_row_or_blocks_of_rows_as_well(name):
         rows = int(np.prod(shape)) // 9
         part = option.function(*(x[:rows].reshape(shape) for x in operands), value)
         assert np.array_equal(part, whole[:rows].reshape(shape))
+
+
+def test_top_k_keeps_the_k_least_gaps_whatever_k_is():
+    gap = Stream(0, "gaps").uniforms(4 * 257).reshape(4, 257)
+    ordered = np.sort(gap, axis=-1)
+    for k in range(1, 258):  # numpy parts short rows, and some ranks of long ones, by sorting all
+        assert np.array_equal(keep_top_k(gap, k) < np.inf, gap <= ordered[:, k - 1, None])
 
 
 POLICIES = st.fixed_dictionaries(

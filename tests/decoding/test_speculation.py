@@ -166,7 +166,7 @@ def test_sampled_choices_accept_exactly_the_words_below_the_ratio():
 
 def test_a_replacement_never_has_a_weight_of_zero():
     words = (0, 2**63 - 1, 2**63, 2**64 - 1)
-    for weights in ([0, 1, 0, 1, 0], [0, 2**104, 0, 2**104, 0]):
+    for weights in ([0, 1, 0, 1, 0], [0, 2**104, 0, 2**104, 0], [0, 1, 0, 1]):
         choices = choices_by(*words)
         assert [choices.replace(weights) for _ in words] == [1, 1, 3, 3]
 
@@ -179,9 +179,10 @@ def small_model(seed, context_length=4):
     return model
 
 
-def pieces_of(model, draft, prompts, policy, streams=None, num_draft_tokens=4, **options):
+def pieces_of(model, draft, prompts, policy, streams=None, **options):
+    own = {name: options.pop(name) for name in ["num_draft_tokens"] if name in options}
     task = Task(model, TOKENIZER, policy, **options)
-    return speculate(task, draft, TOKENIZER, prompts, streams, num_draft_tokens=num_draft_tokens)
+    return speculate(task, draft, TOKENIZER, prompts, streams, **own)
 
 
 def run(*arguments, **options):
@@ -229,7 +230,7 @@ def test_proposals_take_their_own_stream_and_acceptances_theirs():
     pair = streams()[0]
     policy = Policy(suppress_tokens=[END_OF_TEXT])
     run(small_model(3), small_model(3), [""], policy, [pair], max_new_tokens=10)
-    # Rounds of 4 + 1, 4 + 1 tokens: 8 proposals, 8 acceptances and 2 tokens more.
+    # By default rounds of 4 + 1, 4 + 1 tokens: 8 proposals, 8 acceptances and 2 tokens more.
     assert [stream.position for stream in pair] == [8, 10]
 
 
@@ -239,6 +240,9 @@ def test_nothing_is_proposed_beyond_the_end_of_a_text():
     options = {"max_new_tokens": 2, "num_draft_tokens": 50}
     run(small_model(3), small_model(3), [""], policy, [(draft, accept)], **options)
     assert draft.position == 2
+    pair, options = streams()[0], {"max_new_tokens": 7, "num_draft_tokens": 4}
+    run(small_model(3), small_model(3), [""], policy, [pair], **options)
+    assert [stream.position for stream in pair] == [4 + 2, 5 + 2]
     policy = Policy(logit_bias={END_OF_TEXT: 3.0})
     text = run(small_model(3), small_model(3), [""], policy, [(draft, accept)], num_draft_tokens=50)
     assert text[0].finish_reason == "end_of_text"
@@ -281,12 +285,13 @@ class Counting:
     vocab_size = 257
 
     def __init__(self, context_length):
-        self.context_length, self.most = context_length, 0
+        self.context_length, self.most, self.rows = context_length, 0, []
 
     def logits(self, contexts):
         assert contexts.shape[1] == self.context_length
         read = np.add.reduce(contexts != END_OF_TEXT, axis=1)
         self.most = max(self.most, *read.tolist())
+        self.rows.append(len(contexts))
         z = np.full((len(contexts), 257), -5.0)
         z[np.arange(len(contexts)), read] = 5.0
         return z
@@ -298,6 +303,8 @@ def test_target_and_draft_each_see_as_much_of_the_text_as_they_can(own, its):
     text = run(target, draft, ["ab"], GREEDY, max_new_tokens=12, num_draft_tokens=3)
     assert text[0].token_ids == [min(2 + n, own) for n in range(12)]
     assert (target.most, draft.most) == (own, its)
+    assert set(draft.rows) == {1}
+    assert target.rows[0] == 3 + 1  # a row before each proposal and one behind them
 
 
 def test_pieces_join_to_the_text_and_end_at_stop_strings():

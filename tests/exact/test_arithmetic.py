@@ -18,6 +18,7 @@ from minigen.exact.arithmetic import (
     exp,
     grid_bits,
     integer_exp,
+    largest_magnitude,
     log,
     round_to_grid,
 )
@@ -119,6 +120,9 @@ def test_bits_are_pinned_at_a_tenth_three_and_ten(function, bits):
 @pytest.mark.parametrize(
     ("function", "x", "bits"),
     [
+        (exp, "-0x1.a31ff4378068cp+8", "0x1.41f3a17a3db99p-605"),  # with ln 2 split a bit later
+        (exp, "-0x1.192ce431444fcp+9", "0x1.9fb44cae0deeap-812"),
+        (log, "0x1.6a09e667f3bcdp+20", "0x1.c6b45d6b09a3bp+3"),  # of 2^21·√½, above the bound
         (log, "0x1.689ebe111cf6ap+0", "0x1.5edf013e900f6p-2"),  # with 9 terms it is another
         (log, "0x1.677dbb1d06160p+0", "0x1.5ba90dcc60402p-2"),  # with 11
         (log, "0x1.6a3bdfc39c1adp-1", "-0x1.6256e09b709c7p-2"),  # with 11, below 1
@@ -127,7 +131,9 @@ def test_bits_are_pinned_at_a_tenth_three_and_ten(function, bits):
         (cos, "0x1.ff54e8a451fb7p+19", "0x1.d1ee22713f044p-3"),  # with less of π/2
     ],
 )
-def test_bits_are_pinned_where_the_length_of_a_series_or_constant_decides_them(function, x, bits):
+def test_bits_are_pinned_where_a_length_of_a_series_or_constant_or_a_bound_decides_them(
+    function, x, bits
+):
     assert float(function(float.fromhex(x))).hex() == bits
 
 
@@ -155,6 +161,7 @@ def test_integer_exp_is_within_one_of_the_true_weight():
 
 def test_table_of_exp_is_correctly_rounded():
     table = arithmetic.exp_table(43)
+    assert not table.flags.writeable  # one for all who ask
     assert [float(x) for x in table[:1025]] == [
         float(mpmath.mpf(2) ** (43 - mpmath.mpf(m) / 1024)) for m in range(1025)
     ]
@@ -288,6 +295,13 @@ def test_a_grid_takes_zeros_and_nothing_and_magnitudes_that_are_tiny_or_just_bel
         assert unit >= 2.0**-422
     integers, unit = round_to_grid(np.array([np.nextafter(2.0**400, 0)]), 22)
     assert integers * unit == 2.0**400
+
+
+@pytest.mark.parametrize(
+    ("x", "largest"), [([], 0.0), ([[1.0, -3.0], [2.0, 0.0]], 3.0), ([-1.0, 2.0], 2.0)]
+)
+def test_the_largest_magnitude_is_of_either_sign_and_0_of_nothing(x, largest):
+    assert largest_magnitude(np.array(x)) == largest
 
 
 @pytest.mark.parametrize("culprit", [NAN, INF, -INF, 2.0**400, -LARGEST])
