@@ -88,7 +88,8 @@ def main() -> None:
         "How the texts of the default config read",
         ["temperature", "filter", "words, %", "different triples, %"],
         "As above, for seed 0: the words that the source has, and how many of all runs of three "
-        "words are different ones. Colder texts have hardly more real words, and repeat themselves.",
+        "words are different ones. Colder texts have hardly more real words, and repeat "
+        "themselves.",
     )
     model = minigen.load(shipped[0]["folder"])
     for temperature in TEMPERATURES:
