@@ -199,7 +199,7 @@ class Model:
             first_rows, start, new = np.full(V, -1), 0, tokens
         stop = start + len(new) * K
         if stop > len(rows):
-            return rows[:0], first_rows, 0
+            return rows, first_rows, 0
         rows[start:stop] = self.table(new)[0].reshape(-1, V)
         first_rows = first_rows.copy()
         first_rows[new] = np.arange(start, stop, K)

@@ -131,6 +131,18 @@ def test_the_number_of_threads_does_not_change_a_bit(engine, passes, threads, mo
     assert left[0] == left[1] == left[2]
 
 
+def test_blas_is_held_at_one_thread_while_statistics_are_made(monkeypatch):
+    multiply, held = gradient.exact_matmul, set()
+
+    def watched(*operands, **options):
+        held.update(library["num_threads"] for library in parallel.resources()[1].info())
+        return multiply(*operands, **options)
+
+    monkeypatch.setattr(gradient, "exact_matmul", watched)
+    train((67, 3, 5, 257), "sgd")
+    assert held <= {1}  # none where BLAS is none that can be asked
+
+
 @pytest.mark.parametrize("passes", [np.inf, -np.inf], ids=["by contexts", "by table"])
 @pytest.mark.parametrize("block", [1, 257 * 10, 257 * 66, 257 * 67])
 def test_the_size_of_a_block_does_not_change_a_bit(block, passes, monkeypatch):

@@ -170,6 +170,36 @@ def test_a_table_of_cached_rows_grows_without_changing_any_of_them():
     assert one_by_one.tobytes() == new_model().logits(contexts).tobytes()
 
 
+def test_rows_of_tokens_are_kept_from_call_to_call_until_the_parameters_change():
+    model, first, then = new_model(257, 2), np.arange(100), np.array([0, *range(100, 257)])
+    assert model._kept[2] == 0
+    for tokens, kept in ((first, 100), (then, 257)):  # in the end all, for which there is just room
+        model.logits(np.column_stack([tokens, tokens]))
+        assert model._kept[2] == kept * 2
+    rows = model._kept
+    model.logits(np.array([[0, 256]]))
+    assert model._kept is rows
+    model.changed()
+    assert model._kept[2] == 0
+
+
+def test_where_there_is_no_room_for_the_rows_of_a_call_those_of_a_smaller_one_are_kept():
+    model = new_model(257, 2)
+    model._most_kept = 8
+    few, many = np.array([[3, 5], [7, 3]]), np.arange(256).reshape(128, 2)
+    for contexts, kept in ((few, 3), (many, 0), (few, 3), (np.array([[0, 1]]), 5)):
+        assert model.logits(contexts).tobytes() == new_model(257, 2).logits(contexts).tobytes()
+        assert model._kept[2] == kept * 2
+
+
+def test_a_copy_or_a_pickle_holds_the_weights_once_and_nothing_that_is_derived():
+    model = new_model()
+    model.logits(np.array([[1, 2, 3]]))
+    sizes = {"vocab_size", "context_length", "embedding_dim", "bits", "_offsets", "_most_kept"}
+    assert model.__getstate__().keys() == {"flat", *sizes}
+    assert repr(model) == "Model(5,397 weights: E (257, 5), W (5, 3, 257), b (257,))"
+
+
 def test_contexts_of_any_integer_type_and_layout_are_read_and_left_alone():
     model = new_model()
     contexts, targets = batch(model, 12)

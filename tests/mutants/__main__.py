@@ -181,6 +181,8 @@ def _try(file: str, options: argparse.Namespace) -> None:
         unseen = {(text, name) for _, name, text, _ in last["unseen"]} if last else set()
         chosen = [one for one in changes if (one.text, one.name) in unseen]
         if not chosen:
+            if last:
+                _keep(file, _mended(last, [], all_changes))
             return
     tests = options.tests or TESTS.get(file) or TESTS[str(Path(file).parent)]
     tests = _modules([*tests, SOURCE] if file.endswith(".py") else tests, file)
@@ -225,7 +227,7 @@ def _try(file: str, options: argparse.Namespace) -> None:
     seen = len([one for one in outcomes if one.seen])
     print(f"{file}: {seen} of {len(outcomes)} seen, {time.monotonic() - start:.0f} s", flush=True)
     if options.again:
-        _keep(file, _mended(last, outcomes))
+        _keep(file, _mended(last, outcomes, all_changes))
         return
     kinds: dict[str, list[int]] = {}
     for one in outcomes:
@@ -248,14 +250,21 @@ def _try(file: str, options: argparse.Namespace) -> None:
     )
 
 
-def _mended(last: dict[str, Any], outcomes: list[Outcome]) -> dict[str, Any]:
-    """The results of the last run, with what is seen since then."""
+def _mended(
+    last: dict[str, Any], outcomes: list[Outcome], all_changes: list[Change]
+) -> dict[str, Any]:
+    """The results of the last run, with what is seen since then, without what is no bug any more.
+
+    A line that was unseen may be gone, or read otherwise now.
+    """
     kinds = {kind: list(counts) for kind, counts in last["kinds"].items()}
     missed = {(one.change.text, one.change.name) for one in outcomes if not one.seen}
     found = {(one.change.text, one.change.name) for one in outcomes} - missed
-    unseen = []
+    known, unseen = {(one.text, one.name) for one in all_changes}, []
     for line, name, text, kind in last["unseen"]:
-        if (text, name) in found:
+        if (text, name) not in known:
+            kinds[kind][0] -= 1
+        elif (text, name) in found:
             kinds[kind][1] += 1
         else:
             unseen.append([line, name, text, kind])

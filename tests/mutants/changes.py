@@ -139,7 +139,8 @@ def of_python(source: bytes) -> list[Change]:
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub):
             yield change(node, f"({text(node.operand)})", "operator")
         elif isinstance(node, ast.Constant):
-            yield from constants(node)
+            if node not in lengths:
+                yield from constants(node)
         elif isinstance(node, ast.JoinedStr):
             yield from templates(node)
         elif isinstance(node, ast.Raise):
@@ -214,6 +215,13 @@ def of_python(source: bytes) -> list[Change]:
 
     found = []
     whole = ast.parse(source)
+    lengths = {  # numpy takes any negative number for the length that is left
+        length.operand
+        for call in ast.walk(whole)
+        if isinstance(call, ast.Call) and text(call.func).endswith(".reshape")
+        for length in call.args
+        if isinstance(length, ast.UnaryOp) and isinstance(length.op, ast.USub)
+    }
     dumped = ast.dump(whole)
     for node in _behaviour(whole):
         for bug in bugs(node):

@@ -76,6 +76,7 @@ def test_a_folder_is_one_of_a_run_where_a_run_left_its_config(tmp_path: Path) ->
     tables = ["run", "corpus", "tokenizer", "model", "training", "optimizer"]
     contents = {
         "whole": (config, "x"),
+        "just these": ("".join(f"[{name}]\n" for name in tables), "x"),
         "more": (config + "\n[more]\n", "x"),
         "damaged": ("run = [", "step-000001.safetensors"),
         "another": ("run = [", "step-1.safetensors.txt"),
@@ -93,7 +94,7 @@ def test_a_folder_is_one_of_a_run_where_a_run_left_its_config(tmp_path: Path) ->
     (tmp_path / "no config" / "step-000001.safetensors").touch()
     (tmp_path / "a folder" / "config.toml").mkdir(parents=True)
     (tmp_path / "a folder" / "config.toml" / "step-000001.safetensors").touch()
-    with pytest.warns(UserWarning, match=r"^left out of the text: .* is a run, and 2 more$"):
+    with pytest.warns(UserWarning, match=r"^left out of the text: .* is a run, and 3 more$"):
         found = {Path(source.name).parent.name for source in find(tmp_path)}
     assert found == {"another", "latin", "no config", "config.toml", *(f"no {t}" for t in tables)}
     for name in ("whole", "damaged"):  # what is named is read
