@@ -16,6 +16,7 @@ Python with all of its libraries for every bug, where here a process that has th
 """
 
 import argparse
+import ast
 import compileall
 import importlib
 import io
@@ -195,6 +196,8 @@ def _try(file: str, options: argparse.Namespace) -> None:
         copy = copies.get()
         covering, seconds = _covering(copy, file, tests)
         copies.put(copy)
+        # What is run while a module is imported is run for every test, whichever came first.
+        inside = _in_functions(source) if file.endswith(".py") else covering.keys()
         start = time.monotonic()
         print(
             f"{file}: {len(chosen)} of {len(all_changes)} bugs, tests {seconds:.0f} s of CPU",
@@ -206,7 +209,8 @@ def _try(file: str, options: argparse.Namespace) -> None:
                 return None
             copy = copies.get()
             try:
-                narrow = _narrow(change, covering, file) or tests
+                narrow = _narrow(change, covering, file) if change.line in inside else []
+                narrow = narrow or tests
                 (copy / file).write_bytes(change.apply(source))
                 seen, by = _run(copy, narrow, max(30.0, TIMES * seconds))
                 # A line may be run by a fixture, or by a process of its own, for other tests, too.
@@ -429,6 +433,13 @@ def _narrow(change: Change, covering: dict[int, list[str]], file: str) -> list[s
     """The tests that run a line, its file's own first; none where too many do, or nobody knows."""
     runs = covering.get(change.line, [])
     return sorted(runs, key=lambda test: Path(file).stem not in test) if len(runs) < 400 else []
+
+
+def _in_functions(source: bytes) -> set[int]:
+    """The lines of a Python file that are run when a function is called."""
+    functions = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef))
+    bodies = (range(one.body[0].lineno, (one.end_lineno or 0) + 1) for one in functions)
+    return {line for body in bodies for line in body}
 
 
 def _modules(tests: list[str], file: str) -> list[str]:
