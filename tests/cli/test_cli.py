@@ -443,11 +443,12 @@ def test_a_dead_end_is_said_once_and_takes_no_other_text_with_it(
 
 def test_json_says_what_a_text_depends_on(minigen: Command, tiny_run: Path) -> None:
     model = json.loads(minigen("info", str(tiny_run), "--json").out)["fingerprint"]
-    options = ("--top-k", "5", "--logit-bias", "97=1", "--stop", "zz", "--max-new-tokens", "3")
+    stops = ("--stop", "zz", "--stop", os.fsdecode(b"\xff"))
+    options = ("--top-k", "5", "--logit-bias", "97=1", *stops, "--max-new-tokens", "3")
     line = json.loads(minigen("generate", str(tiny_run), "a", *options, "--json").out)
     assert line["model"] == model
     assert line["policy"] == {"logit_bias": {"97": 1.0}, "top_k": 5}
-    assert (line["max_new_tokens"], line["stop"], line["seed"]) == (3, ["zz"], 0)
+    assert (line["max_new_tokens"], line["stop"], line["seed"]) == (3, ["zz", "\ufffd"], 0)
     plain = json.loads(minigen("generate", str(tiny_run), "a", "--json").out)
     assert plain["policy"] == {}
     beams = json.loads(minigen("generate", str(tiny_run), "a", "--num-beams", "2", "--json").out)

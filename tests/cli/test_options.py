@@ -6,6 +6,7 @@ option. Where an option only carries a value to the library, the library says wh
 
 import inspect
 import json
+import re
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -569,7 +570,8 @@ def _(bench: Bench) -> None:
 def _(bench: Bench) -> None:
     tiny = [*SHORT]
     assert "step" not in bench("sweep", *tiny, "--out", "plain").err
-    assert "1 of 1 runs" in bench("sweep", *tiny, "--progress", "--out", "shown").err
+    shown = bench("sweep", *tiny, "--progress", "--out", "shown").err
+    assert re.search(r"(step/s|s/step), 1 of 1 runs\]", shown)
 
 
 @row("verify", "MODEL", "--text", "--segments", "--seed", "--json", "--progress")
@@ -587,7 +589,7 @@ def _(bench: Bench) -> None:
     Path("other.txt").write_text("another text")
     other = bench.call("verify", first, "--text", "other.txt")
     assert (other.status, "SHA-256" in other.err) == (1, True)
-    assert "%|" in bench("verify", first, "--progress").err
+    assert re.search(r"%\|.*(step/s|s/step)\]", bench("verify", first, "--progress").err)
     assert "%|" not in bench("verify", first).err
 
 

@@ -94,7 +94,7 @@ def test_a_character_split_between_prompt_and_continuation_comes_out_once(
     only = [f"--suppress-token={token}" for token in range(257) if token != 0x9D]
     arguments = ["generate", str(tiny_run), "-", "--max-new-tokens", "1", *only]
     assert with_input(b"so \xe2\x80\n", *arguments) == "so ”\n"
-    assert json.loads(with_input(b"so \xe2\x80\n", *arguments, "--json"))["text"] == "”"
+    assert '"text": "”", ' in with_input(b"so \xe2\x80\n", *arguments, "--json")
 
 
 def test_a_character_that_stays_incomplete_is_replaced_once(
@@ -152,6 +152,7 @@ def test_an_option_that_only_says_what_is_so_is_no_mistake(
         "Equal prompts get equal texts",
         "taken literally",
         "by a stop string either",
+        "--logit-bias ID=BIAS ",
     ],
 )
 def test_help_says_what_behaviour_is(minigen: Command, clause: str) -> None:
