@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import ArrayLike
 
-from minigen.arguments import checked
+from minigen.arguments import checked, is_list
 from minigen.errors import OptionError, likeness, nearest, shown
 from minigen.training.config import Config
 from minigen.training.run import Run
@@ -89,6 +89,11 @@ def test_each_annotation_takes_what_it_says_and_names_it(
         assert str(caught.value) == f"value must be {words} (got {shown(value)})"
 
 
+def test_of_a_list_whose_items_nobody_asks_about_anything_is_one() -> None:
+    assert is_list([None, "a"], Sequence)
+    assert not is_list("a", Sequence)
+
+
 class Options(TypedDict, total=False):
     """What may be given beside."""
 
@@ -151,3 +156,4 @@ def test_the_nearest_name_is_the_one_with_most_in_common() -> None:
     assert nearest("temprature", ["top_p", "temperature", "min_p"]) == "temperature"
     assert nearest("mn_p", ["top_p", "temperature", "min_p"]) == "min_p"
     assert (likeness("tide", "diet"), likeness("diet", "tide")) == (0.25, 0.5)
+    assert likeness("a" * 101, "a" * 100) == 1.0  # of an endless one, the start

@@ -13,6 +13,7 @@ import pytest
 
 from minigen import cli
 from minigen.cli.progress import note
+from minigen.decoding.generator import Generator
 from minigen.errors import MinigenError
 from minigen.signals import STOP_SIGNALS
 from tests.conftest import PATIENCE, TINY_SETTINGS
@@ -109,10 +110,17 @@ def test_an_answer_ends_with_its_reader_and_is_an_error_on_a_full_disk(
 def test_an_answer_that_is_written_at_its_end_alone_ends_with_its_reader_too(
     tiny_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for how in ("--stream", "--no-stream"):
+    made: list[object] = []
+    pieces = Generator.pieces
+    monkeypatch.setattr(
+        Generator, "pieces", lambda *a, **k: (made.append(one) or one for one in pieces(*a, **k))
+    )
+    for how, is_live in (("--stream", True), ("--no-stream", False)):
+        made.clear()
         with os.fdopen(reader_gone(), "w") as stream:
             monkeypatch.setattr(sys, "stdout", stream)
             assert cli.run(["generate", str(tiny_run), "a", how]) == 0
+        assert (len(made) == 1) == is_live
 
 
 def test_an_answer_without_end_ends_with_its_reader(tiny_run: Path) -> None:

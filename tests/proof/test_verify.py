@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -14,12 +15,14 @@ import numpy as np
 import pytest
 
 from minigen import Config, Run
+from minigen.cli import proving
 from minigen.cli import run as command
 from minigen.errors import MinigenError
 from minigen.proof import verification
 from minigen.proof.workers import mpiexec
 from minigen.training import pool
 from minigen.training.checkpoint import load, save
+from minigen.training.workers import Workers
 
 pytestmark = pytest.mark.filterwarnings("default:.*has lost, doubled or changed a line")
 
@@ -295,7 +298,7 @@ def test_segments_side_by_side_say_the_same(folder, verify, monkeypatch):
     one_after_the_other = verify(folder)
     monkeypatch.setattr(verification, "WORTH_PROCESSES", 0)
     assert verify(folder) == one_after_the_other
-    assert " 6/6 [" in verify(folder, "--progress")[2]
+    assert re.search(r" 6/6 \[.*(step/s|s/step)\]", verify(folder, "--progress")[2])
 
 
 def test_processes_help_only_where_that_is_worth_it_and_there_are_cores(
@@ -323,6 +326,36 @@ def test_what_goes_wrong_in_a_helper_is_told(folder, verify, monkeypatch):
     monkeypatch.setattr(pool, "helpers", lambda _: 1)
     monkeypatch.setattr(pool, "pool", lambda *_, **__: nullcontext(Broken()))
     assert verify(folder) == (1, "", "training 6 steps again\nError: it was killed\n")
+
+
+@pytest.mark.parametrize(
+    ("size", "done"),
+    [(1, ["helped", "read", "checked"]), (2, ["the first worker:", "read", "helped", "checked"])],
+)
+def test_the_text_is_read_while_helpers_work_and_before_if_others_must_hear_of_a_failure(
+    folder, monkeypatch, size, done
+):
+    found = []
+
+    class Helpful:
+        def submit(self, *_):
+            found.append("helped")
+            future = Future()
+            future.set_result("theirs")
+            return future
+
+    workers = Workers()
+    workers.size = size
+    workers.from_first = lambda work: found.append("the first worker:") or work()
+    monkeypatch.setattr(verification, "WORTH_PROCESSES", 0)
+    monkeypatch.setattr(pool, "helpers", lambda _: 1)
+    monkeypatch.setattr(pool, "pool", lambda *_, **__: nullcontext(Helpful()))
+    monkeypatch.setattr("minigen.model.parallel.use_threads", lambda count: None)
+    one = verification.Verification(folder)
+    monkeypatch.setattr(one, "read", lambda _: found.append("read"))
+    monkeypatch.setattr(one, "check", lambda *_: found.append("checked") or "ours")
+    assert (proving._check_all([one], workers, None), found) == (["theirs", "ours"], done)
+    one.close()
 
 
 def endless(_segment, _fresh=None, on_step=None):
