@@ -16,6 +16,7 @@ from threadpoolctl import ThreadpoolController
 from minigen.exact.arithmetic import Floats
 
 GRAIN = 125_000  # nanoseconds of work below which a further thread costs more than it saves
+_LENT = 6  # arrays of ``recycled``: weights and two moments, before a step and after it
 
 
 class _Own(threading.local):
@@ -27,8 +28,7 @@ class _Own(threading.local):
     def forget(self) -> None:
         nothing = np.empty(0)
         self.arrays: dict[str, Floats] = {}
-        # What ``recycled`` gave: weights and two moments, before a step and after it.
-        self.lent = deque([(weakref.ref(nothing), nothing)] * 6, maxlen=6)
+        self.lent = deque([(weakref.ref(nothing), nothing)] * _LENT, maxlen=_LENT)
         self.helpers = ThreadPoolExecutor(os.cpu_count())  # each starts when it is needed
 
 
