@@ -63,6 +63,15 @@ def test_a_process_is_held_at_a_number_of_threads_from_1_to_what_it_had_at_its_s
     assert blas.asked == [2, 4, 2, 1, 1]
 
 
+def test_a_blas_that_was_loaded_since_is_held_at_the_same_number(use, monkeypatch):
+    use(Blas(4))
+    assert parallel.resources()[0] == 4
+    both = Blas(4, 8)
+    monkeypatch.setattr(parallel, "ThreadpoolController", lambda: both)
+    parallel.use_threads(9)
+    assert both.threads == [4, 4]
+
+
 def test_cores_are_those_of_this_process_or_else_of_the_machine(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3 + process, 5}, raising=False)
     assert cores() == {3, 5}
