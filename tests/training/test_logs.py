@@ -139,6 +139,22 @@ def test_a_log_for_which_nobody_vouches_ends_before_what_cannot_be_read(tmp_path
     assert end_of(log, 5) == len(line)
 
 
+def test_behind_what_is_vouched_for_stand_lines_of_later_steps_or_one_cut_short(
+    tmp_path: Path,
+) -> None:
+    log, own = tmp_path / METRICS, b'{"step": 6}\n'
+    for behind, is_strange in {
+        b"": False,
+        b'{"step": 7}\n{"step": 1}\n': False,
+        b'{"step": 6}\n': True,
+        b'{"step": 6}': False,
+        b"rubbish\n": True,
+    }.items():
+        log.write_bytes(own + behind)
+        vouched = {SAMPLES: module.NO_LOG, METRICS: module.NO_LOG | {"bytes": len(own)}}
+        assert module.strange(tmp_path, vouched, 6) == (log if is_strange else None)
+
+
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
     ("left", "emptied", "is_said"),
