@@ -42,8 +42,8 @@ def test_of_a_long_text_each_part_of_the_reading_is_said(
     with progress.reading_progress(False) as report:
         for phase in ("hashing", "encoding"):
             for size in (1000, (4 << 20) - 1, 4 << 20, 90_000_000):
-                report(phase, size // 2, size)
-                report(phase, size, size)
+                for done in (0, size // 2, size):
+                    report(phase, done, size)
                 report("", 0, 1)
     said = "hashing: 4 MB\nhashing: 90 MB\nencoding: 4 MB\nencoding: 90 MB\n"
     assert capsys.readouterr().err == said

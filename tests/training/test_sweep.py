@@ -349,6 +349,16 @@ def test_a_damaged_run_is_named_and_trained_again_and_the_others_stay(
     assert (again.out, again.err) == (result.out, "nothing left to do: all 2 runs are done\n")
 
 
+def test_all_that_is_wrong_with_a_run_is_said(tmp_path):
+    create(tmp_path, {"seed=0": BASE})
+    run = tmp_path / "seed=0"
+    (run / "config.toml").write_bytes(b"")
+    (run / "metrics.jsonl").mkdir()
+    config, log = mend(run, BASE).split("; ")
+    assert config.startswith(f"{run}/config.toml is empty")
+    assert log.startswith(f"{run}/metrics.jsonl must be a regular file")
+
+
 def test_the_same_call_of_sweep_mends_a_run_and_adds_others(tmp_path):
     out = tmp_path / "out"
     values = {RATE: [0.01]}
@@ -384,10 +394,11 @@ def test_a_folder_is_the_result_of_the_very_run_that_is_asked_for_and_of_no_othe
 
 def test_values_that_look_alike_are_runs_of_their_own(tmp_path):
     rates = [0.01, 0.010000001]
-    found = sweep(BASE, {RATE: rates}, out=tmp_path)
+    found = sweep(BASE, {RATE: rates}, out=tmp_path / "new" / "folder")
     assert [run[RATE] for run in found] == rates
     assert len({run["folder"] for run in found}) == 2
-    assert [row[0] for row in table(find(tmp_path))[1:]] == ["0.01", "0.010000001"]
+    rows = table(find(tmp_path / "new" / "folder"))[1:]
+    assert [row[0] for row in rows] == ["0.01", "0.010000001"]
 
 
 @pytest.mark.parametrize(
