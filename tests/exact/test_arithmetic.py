@@ -160,7 +160,7 @@ def test_integer_exp_is_within_one_of_the_true_weight():
 
 
 def test_table_of_exp_is_correctly_rounded():
-    table = arithmetic.exp_table(43)
+    table = arithmetic.exp_table.__wrapped__(43)
     assert not table.flags.writeable  # one for all who ask
     assert [float(x) for x in table[:1025]] == [
         float(mpmath.mpf(2) ** (43 - mpmath.mpf(m) / 1024)) for m in range(1025)

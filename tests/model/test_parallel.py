@@ -5,10 +5,11 @@ import signal
 import warnings
 from functools import cache
 
+import numpy as np
 import pytest
 
 from minigen.model import parallel
-from minigen.model.parallel import blocks, cores, in_parallel, recycled, shares
+from minigen.model.parallel import blocks, cores, in_parallel, recycled, scratch, shares
 
 
 class Blas:
@@ -110,13 +111,24 @@ def test_memory_that_nobody_holds_is_used_again_after_five_other_arrays():
     places = [recycled(1000).ctypes.data for _ in range(18)]
     assert places[6:] == places[:-6]
     assert len(set(places)) == 6
+    assert recycled(7).size == 7
+
+
+def test_arrays_are_used_again_by_name_but_not_after_a_failure_that_is_raised():
+    array = scratch("mine", 3, 4)
+    assert array.shape == (3, 4)
+    assert np.shares_memory(scratch("mine", 4, 3), array)
+    assert not np.shares_memory(scratch("other", 3, 4), array)
+    with pytest.raises(ZeroDivisionError):  # a helper may still be writing
+        in_parallel(lambda part: 1 // part.start, [slice(1, 2), slice(0, 1)])
+    assert not np.shares_memory(scratch("mine", 3, 4), array)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a system that forks processes")
 def test_a_forked_process_starts_helpers_of_its_own_and_asks_for_its_own_threads():
     parts = [slice(0, 1), slice(1, 2)]
     assert in_parallel(lambda part: part, parts) == parts
-    parallel.scratch("mine", 3)
+    scratch("mine", 3)
     parallel.resources()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there are threads is what is tried
