@@ -106,11 +106,8 @@ def python_answer(made, tokenizer, case):
     }
 
 
-@pytest.mark.parametrize("kind", ["flat", "peaked", "ties", "decimals", "huge"])
-def test_same_weights_prompt_policy_and_seed_give_the_same_token_ids(kind):
-    made, tokenizer = model(kind)
-    dice = random.Random(kind)
-    cases = [random_case(dice) for _ in range(50)]
+def check(made, tokenizer, cases):
+    """Ask for the same texts of a model here and there."""
     weights = b"".join(made.parameters[name].astype("<f8").tobytes() for name in PARAMETERS)
     answer = ask(
         "models",
@@ -122,6 +119,37 @@ def test_same_weights_prompt_policy_and_seed_give_the_same_token_ids(kind):
     assert answer["fingerprint"] == fingerprint(made.parameters)
     for case, got in zip(cases, answer["cases"], strict=True):
         assert got == python_answer(made, tokenizer, case), case
+
+
+@pytest.mark.parametrize("kind", ["flat", "peaked", "ties", "decimals", "huge"])
+def test_same_weights_prompt_policy_and_seed_give_the_same_token_ids(kind):
+    made, tokenizer = model(kind)
+    dice = random.Random(kind)
+    check(made, tokenizer, [random_case(dice) for _ in range(50)])
+
+
+@pytest.mark.parametrize(
+    ("second", "options"),
+    [
+        (0.0, {"temperature": 0.0}),  # the first of two that are equal
+        (0.0, {"top_p": 0.5000000000009094}),  # the share that may be missed: half, and 2^-40
+        (-0.25, {"min_p": 0.7788007830730521}),  # the second one's weight, and that much
+    ],
+)
+def test_what_lies_exactly_on_an_edge_falls_as_it_does_in_python(second, options):
+    made = Model(257, context_length=1, embedding_dim=1)
+    made.parameters["b"][:] = -1000.0
+    made.parameters["b"][:2] = 0.0, second
+    made.changed()
+    case = {"prompt": "", "seed": "0", "position": 0, "length": 1}
+    check(made, ByteTokenizer(), [{**case, "policy": {**NEUTRAL, **options}}])
+
+
+def test_a_word_on_the_edge_between_two_tokens_draws_the_second():
+    words = [0, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
+    drawn = [Policy().choose(np.zeros(2), word=word) for word in words]
+    assert ask("draws", w=[1 << 51, 1 << 51], words=[str(word) for word in words]) == drawn
+    assert drawn == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize("name", NEUTRAL)

@@ -71,7 +71,7 @@ def test_cosines_are_those_of_python():
     x = np.array(
         [0.0, 1.0, 3.141592653589793, -2.0, 2.0**20, *(dice.uniform(-9, 9) for _ in range(5000))]
     )
-    decided = ["0x1.f203026754da9p+1", "0x1.01e8182d91100p+11"]
+    decided = ["0x1.f203026754da9p+1", "0x1.01e8182d91100p+11", "0x1.24edf61240746p+1"]
     x = np.append(x, list(map(float.fromhex, decided)))  # by the number of factors
     same_bits(ask("functions", name="cos", x=coded(x)), arithmetic.cos(x))
 
@@ -134,6 +134,31 @@ def plain_loss_and_gradient(made, contexts, targets):
     scale = 2.0**-q / N
     gradient = [dE * (W_unit * scale), dW * (E_unit * scale), db * scale]
     return np.concatenate([[loss / N * 2.0**-32], *(part.reshape(-1) for part in gradient)])
+
+
+def biased(losses):
+    """A model of one bias for each token: the loss of token 0 is 0, the next have these."""
+    made = Model(257, 1, 1)
+    made.parameters["b"][1:] = -5000.0
+    made.parameters["b"][1 : 1 + len(losses)] = -np.array(losses)
+    return {"weights": coded(made.flat), "shape": (257, 1, 1)}
+
+
+def test_what_passes_a_limit_is_refused_from_the_limit_on():
+    with pytest.raises(AssertionError, match=r"magnitudes must be finite and below 2\^400"):
+        ask("units", largest=coded([2.0**400]), bits=0)
+    case = {**biased([4096.0]), "contexts": [0], "targets": [1]}
+    with pytest.raises(AssertionError, match="a loss must stay below 4096 nats"):
+        ask("gradients", cases=[case])
+
+
+def test_a_mean_loss_half_way_between_two_floats_is_the_even_one():
+    case = {**biased([4000.0, 3000.0 + 2.0**-32]), "contexts": [0] * 1024}
+    [got] = ask("gradients", cases=[{**case, "targets": [1] * 1023 + [2]}])
+    total = (1023 * 4000 + 3000 << 32) + 1
+    assert total % 4 == 1
+    assert 1 << 53 < total < 1 << 54
+    assert floats(got)[0] == (total - 1) / 1024 * 2.0**-32
 
 
 @pytest.mark.parametrize("shape", [(257, 1, 1), (257, 3, 1), (260, 2, 5), (300, 5, 7), (513, 4, 2)])

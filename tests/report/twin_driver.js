@@ -153,6 +153,8 @@ const answers = {
     return [flat, ...optimizer.moments].map((numbers) => coded(numbers));
   },
 
+  draws: ({ w, words }) => words.map((word) => twin.draw(w, BigInt(word))),
+
   sha256: ({ texts }) => texts.map((text) => twin.hex(twin.sha256(bytes(text)))),
 
   words: ({ seed, name, indices }) => {
