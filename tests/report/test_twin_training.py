@@ -1,5 +1,6 @@
 """The twin trains: its arithmetic, gradient, updates and whole runs are Python's, bit for bit."""
 
+import base64
 import json
 import random
 import subprocess
@@ -62,7 +63,7 @@ def test_logarithms_are_those_of_python():
     x = np.array([1.0, 0.5, 2.0**0.5, 2.0**-0.5, 257.0, 1e-300, 1e300])
     decided = ["0x1.689ebe111cf6ap+0", "0x1.677dbb1d06160p+0", "0x1.6a3bdfc39c1adp-1"]
     x = np.append(x, list(map(float.fromhex, decided)))  # by the number of terms
-    x = np.append(x, 2.0**20.5)  # where one octave ends, and the next one's way gives other bits
+    x = np.append(x, float.fromhex("0x1.6a09e667f3bcdp+20"))  # by where an octave ends
     x = np.append(x, [dice.uniform(0, 1024) for _ in range(5000)])
     same_bits(ask("functions", name="log", x=coded(x)), arithmetic.log(x))
 
@@ -461,6 +462,26 @@ def test_the_mistake_takes_one_word_of_the_batches_stream_for_each_token(page):
     words = after - 4 * RUN["training.batch_size"]
     assert 0 < words <= RUN["sampling.max_new_tokens"]
     assert then == after + RUN["training.batch_size"]
+
+
+def test_a_greedy_mistake_takes_no_word(page):
+    data = training_of(page)
+    greedy = {**data["sampling"], "policy": {**data["sampling"]["policy"], "temperature": 0}}
+    positions = ask("positions", data={**data, "sampling": greedy}, steps=5)
+    assert positions == [step * RUN["training.batch_size"] for step in range(1, 6)]
+
+
+def test_tokens_of_four_bytes_are_read_like_those_of_two(page):
+    narrow = np.frombuffer(base64.b64decode(training_of(page)["tokens"]), "<u2")
+    wide = base64.b64encode(narrow.astype("<u4").tobytes()).decode()
+    path, _ = forged(page, tokens=wide, token_bytes=4)
+    assert node("train", path, "--until", 3).returncode == 0
+
+
+def test_in_a_page_there_is_no_module():
+    code = 'new Function("module", require("fs").readFileSync(process.argv[1], "utf8"))();'
+    assert NODE
+    subprocess.run([NODE, "-e", code, TWIN], check=True)
 
 
 def test_divergence_is_one_line_with_its_step(page):
