@@ -146,6 +146,16 @@ def biased(losses):
     return {"weights": coded(made.flat), "shape": (257, 1, 1)}
 
 
+def test_a_bit_or_a_term_of_an_exponential_decides_a_gradient():
+    """Of thousands of seeds, those whose gradient is another one without it."""
+    shape, x, y = (257, 1, 1), np.array([[0]]), [1]
+    models = [model(shape, seed=seed, size=8.0) for seed in (28, 622, 3563)]
+    asked = {"shape": shape, "contexts": [0], "targets": y}
+    answers = ask("gradients", cases=[{**asked, "weights": coded(made.flat)} for made in models])
+    for made, got in zip(models, answers, strict=True):
+        np.testing.assert_array_equal(floats(got), plain_loss_and_gradient(made, x, y))
+
+
 def test_what_passes_a_limit_is_refused_from_the_limit_on():
     with pytest.raises(AssertionError, match=r"magnitudes must be finite and below 2\^400"):
         ask("units", largest=coded([2.0**400]), bits=0)
