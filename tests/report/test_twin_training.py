@@ -474,6 +474,12 @@ def test_the_mistake_takes_one_word_of_the_batches_stream_for_each_token(page):
     assert then == after + RUN["training.batch_size"]
 
 
+def test_a_run_may_end_where_it_begins(page):
+    step = training_of(page)["checkpoints"][0]["step"]
+    done = node("train", page, "--from", step, "--until", step)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_greedy_mistake_takes_no_word(page):
     data = training_of(page)
     greedy = {**data["sampling"], "policy": {**data["sampling"]["policy"], "temperature": 0}}
