@@ -1,9 +1,10 @@
 """What several tests share: a small trained run, and the command line in this process."""
 
+import importlib
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,9 +71,20 @@ class Result(NamedTuple):
     err: str
 
 
+@pytest.fixture(scope="session")
+def _compiling_is_told() -> None:
+    """Let the first command of a process say no more than the others, where nothing is cached."""
+    with suppress(ImportError):
+        numba_cache = importlib.import_module("minigen.model.numba_cache")
+        numba_cache._announce()
+
+
 @pytest.fixture
 def minigen(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    _compiling_is_told: None,
 ) -> Callable[..., Result]:
     """Run a command in a fresh folder, as `minigen("train", "fables")`."""
     monkeypatch.chdir(tmp_path)
