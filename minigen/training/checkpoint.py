@@ -116,7 +116,7 @@ def save(path: str | Path, checkpoint: Checkpoint) -> None:
             raise _UnfitError(f"its name is that of another step, and it is of {checkpoint.step}")
         text = _canonical({**description, "checksum": _checksum(description)})
         header = _header(tensors, text)
-        _check_described(len(header) - 8, reduce(add, (one.nbytes for one in contents), 0))
+        _check_described(len(header) - 8, reduce(add, (one.nbytes for one in contents)))
     except _UnfitError as error:
         raise MinigenError(f"cannot save {path}: {error}") from None
     write_atomically(path, header, *contents)

@@ -582,5 +582,11 @@ def test_a_file_means_itself(path):
 
 
 def test_a_folder_without_checkpoints_is_an_error(tmp_path):
-    with pytest.raises(MinigenError, match="holds no checkpoint"):
+    with pytest.raises(MinigenError, match=r"holds no checkpoint.*: name a run folder, or a file$"):
+        locate(tmp_path)
+    for name in ("a.txt", "b.safetensors"):
+        (tmp_path / name).touch()
+    with pytest.raises(
+        MinigenError, match=r"holds no checkpoint.*: name a file in it, as .*/b\.saf"
+    ):
         locate(tmp_path)
