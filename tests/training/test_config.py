@@ -13,6 +13,7 @@ import pytest
 import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from minigen.decoding.policy import OPTIONS, Policy
 from minigen.errors import MinigenError, OptionError
@@ -193,6 +194,8 @@ def test_a_config_is_read_and_says_so_and_lists_its_keys():
         Config(training={"steps": 3})
     with pytest.raises(FrozenInstanceError):
         KEYS["run.seed"].default = 1
+    with pytest.raises(ValidationError, match="frozen"):
+        del Config.load().training.steps
     line = "steps = 1000: Updates of the parameters.\n"
     assert f"\n    training.{line}" in Config.__doc__
     assert f"\n    training.{line}" in type(Config.load().training).__doc__
@@ -369,8 +372,8 @@ def test_shapes_whose_products_would_not_be_exact_are_refused(load, refusal):
 
 def test_a_policy_for_tokens_that_do_not_exist_is_refused(refusal):
     toml = "[tokenizer]\nvocab_size = 300\n[sampling]\n"
-    assert "takes ids below 300, the size of this vocabulary (got 300)" in refusal(
-        toml + "suppress_tokens = [299, 300]"
+    assert refusal(toml + "suppress_tokens = [299, 300]").endswith(
+        "sampling.suppress_tokens takes ids below 300, the size of this vocabulary (got 300)"
     )
     assert "sampling.logit_bias takes ids below 300" in refusal(
         toml + 'logit_bias = { "300" = 1.0 }'
