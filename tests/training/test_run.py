@@ -250,3 +250,12 @@ def test_of_several_workers_an_error_that_all_have_breaks_no_run(monkeypatch):
     monkeypatch.setattr(Run, "_advance", advance)
     run.workers.size = 1
     assert len(run.train()) == 3
+
+
+def test_a_line_of_metrics_holds_what_was_measured_under_its_names():
+    first, *_, last = Run(CONFIG.override({"evaluation.every": 2}), text=TEXT).train()
+    always = ["step", "loss", "loss_bits", "learning_rate"]
+    always += ["optimizer_position", "inference_position"]
+    assert list(first.metrics()) == always
+    assert list(last.metrics()) == [*always, "validation_loss", "fingerprint"]
+    assert last.metrics()["loss_bits"] == last.loss.hex()
