@@ -167,7 +167,7 @@ def _write_plan(path: Path, runs: Mapping[str, Config]) -> None:
         name: {key: value for key, _, value in differences(first, config)}
         for name, config in runs.items()
     }
-    text = json.dumps({"config": first.model_dump(mode="json"), "runs": changes})
+    text = json.dumps({"config": first.model_dump(), "runs": changes})
     write_atomically(path / PLAN, text.encode())
 
 

@@ -109,6 +109,10 @@ def test_seeds_are_a_range_without_its_end(text, seeds):
     assert list(parse_seeds(text)) == seeds
 
 
+def test_nothing_is_a_value_where_it_stands_alone():
+    assert parse_axes(["sampling.prompt="]) == {"sampling.prompt": {"": ""}}
+
+
 def test_a_sweep_has_at_most_ten_thousand_runs(monkeypatch):
     assert len(parse_seeds("5:10005")) == 10_000
     with pytest.raises(OptionError, match=r"at most 10000 runs \(got 10001\)"):
@@ -433,13 +437,14 @@ def test_a_plan_that_is_no_file_is_refused_unread(tmp_path, make):
     + [lambda plan, name=name: plan.replace("seed=0", name) for name in ("../x", ".x", "a/b")],
 )
 def test_a_damaged_plan_of_a_sweep_is_named_with_the_cure(tmp_path, damage):
-    create(tmp_path, {"seed=0": BASE})
+    runs = {f"seed={seed}": BASE.override({"run.seed": seed}) for seed in (0, 1)}
+    create(tmp_path, runs)
     plan = tmp_path / ".sweep.json"
     plan.write_text(damage(plan.read_text()))
     with pytest.raises(MinigenError, match=r"sweep\.json is damaged: remove it"):
         find(tmp_path)
     (tmp_path / ".sweep.json").unlink()
-    assert list(find(tmp_path).values()) == [BASE]
+    assert find(tmp_path) == {tmp_path / name: config for name, config in runs.items()}
 
 
 def test_a_run_that_fails_does_not_end_the_others(minigen: Command, here):
