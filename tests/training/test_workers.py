@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import active_children, get_context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -447,3 +448,22 @@ def test_an_error_of_all_is_told_once(command, arguments, status, message):
     assert done.returncode == status
     assert len(errors(done)) == 1
     assert errors(done)[0].startswith(f"Error: {message}")
+
+
+@pytest.mark.parametrize(("rank", "order"), [(0, "work wait wait"), (1, "wait work wait")])
+def test_the_first_of_a_machine_goes_before_the_others(rank, order):
+    """So that one of them alone reads a text and fills a cache, which the others find."""
+    workers, done = Workers(), []
+    workers._machine = SimpleNamespace(rank=rank, barrier=lambda: done.append("wait"))
+    workers.each(lambda: done.append("work"))
+    assert done == order.split()
+
+
+def test_a_step_of_one_process_alone_may_be_interrupted_and_taken_again():
+    def interrupt():
+        raise KeyboardInterrupt
+
+    workers = Workers()
+    with pytest.raises(KeyboardInterrupt):
+        workers.step(1, interrupt)
+    assert workers.step(1, lambda: "taken") == "taken"
