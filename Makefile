@@ -29,10 +29,11 @@ test-faults: .venv/installed-dev
 	$(BIN)/python -m tests.faults $(if $(SEED),--seed $(SEED)) $(PARTS)
 
 # Which small bugs does no test see? Minutes a file, so FILES="minigen/exact/*.py" names some, and
-# SAMPLE=50 tries so many of each. Writes tests/mutants/RESULTS.md.
+# SAMPLE=50 tries so many of each, for LIMIT=900 seconds at most. Writes tests/mutants/RESULTS.md.
 mutants: .venv/installed-mutants
 	nice -n 10 $(BIN)/python -m tests.mutants $(foreach file,$(FILES),'$(file)') \
-		$(if $(SAMPLE),--sample $(SAMPLE)) $(if $(STRICT),--strict) $(if $(LIMIT),--limit $(LIMIT)) $(if $(SEED),--seed $(SEED)) $(if $(JOBS),--jobs $(JOBS)) \
+		$(if $(SAMPLE),--sample $(SAMPLE)) $(if $(STRICT),--strict) $(if $(SEED),--seed $(SEED)) \
+		$(if $(LIMIT),--limit $(LIMIT)) $(if $(JOBS),--jobs $(JOBS)) \
 		$(if $(AGAIN),--again) $(if $(QUICK),--quick) $(if $(NAMED),--named)
 
 # The report in a real browser: Debian's chromium, which no pip can bring.

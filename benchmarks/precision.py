@@ -9,19 +9,18 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from benchmarks.defaults import QUIET
 from minigen import Config, Run
 from minigen.model.head import gradient_bits
 from minigen.proof.floats import with_floats
 
 STEPS = 600
 COMPARED = (0, 30, 100, STEPS)  # steps at which gradients are
-QUIET = {"evaluation.every": 0, "sampling.every": 0, "checkpoint.every": 0}
 
 
 def columns(run: Run) -> Iterator[str]:
     """Say for each parameter how far its gradient is off, and how many signs are other ones."""
-    plain = copy.copy(run)
-    control = with_floats(plain)
+    control = with_floats(copy.copy(run))
     config, training = run.config, run.read_corpus().training
     N = config.training.batch_size
     indices = copy.copy(run.streams["optimizer"]).integers(N, below=len(training))

@@ -16,7 +16,7 @@ from minigen.proof.floats import with_floats
 from minigen.proof.sharing import environment
 
 _QUIET = {"evaluation.every": 0, "sampling.every": 0, "training.steps": 60}
-_FABLES = {  # as the default config was when the matrix was made first: rows stay comparable
+_FABLES = {  # stated, so that another default config leaves the page's rows comparable
     "tokenizer.vocab_size": 1024,
     "model.embedding_dim": 40,
     "training.batch_size": 512,

@@ -1,8 +1,8 @@
 """Set bugs into the code, one at a time, and list those that the tests do not see.
 
-`make mutants FILES="minigen/exact/*.py" SAMPLE=50 SEED=0`; `STRICT=1` samples only the kinds of
-which some may be missed, and tries all others. Each bug is set into a copy of the
-repository, where a fresh process runs the tests that run its line, and where they see nothing, all
+`make mutants FILES="minigen/exact/*.py" SAMPLE=50 SEED=0`; with `STRICT=1` only the kinds of which
+some may be missed are sampled, all others tried. Each bug is set into a copy of the repository,
+where a fresh process runs the tests that run its line, and where they see nothing, all
 tests of the room (not with `QUICK=1`); it is seen where one fails, or does not come to an end.
 `AGAIN=1` tries those again that were not seen, and `NAMED=1` the bugs of `named.toml`: each has
 been met or thought of, and the test that is named for it must see it.
