@@ -55,10 +55,8 @@ def trained(text: bytes) -> Run:
 
 def minigen_generation(run: Run, policy: Policy, streams: int) -> Callable[[], None]:
     def call() -> None:
-        words = [Stream(0, f"inference/{i}") for i in range(streams)]
-        pieces = generate(
-            Task(run.model, run.tokenizer, policy, max_new_tokens=TOKENS), [""] * streams, words
-        )
+        task = Task(run.model, run.tokenizer, policy, max_new_tokens=TOKENS)
+        pieces = generate(task, [""] * streams, lambda i: Stream(0, f"inference/{i}"))
         for _ in pieces:
             pass
 

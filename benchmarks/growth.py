@@ -45,8 +45,8 @@ def run(text: bytes) -> list[Table]:
     model, tokenizer = Model(257, 8, 32), ByteTokenizer()
     model.initialize(Stream(0, "init"))
     policy = Policy(repetition_penalty=1.1, suppress_tokens=(END_OF_TEXT,))
-    streams = [Stream(0, "inference")]
-    pieces = generate(Task(model, tokenizer, policy, max_new_tokens=TOKENS), [""], streams)
+    task = Task(model, tokenizer, policy, max_new_tokens=TOKENS)
+    pieces = generate(task, [""], lambda _: Stream(0, "inference"))
     step = minigen_step((257, 8, 32), draw_batches(tokens(text, 257), 64, 8))
     for part in range(1, 6):
         start = time.perf_counter()

@@ -93,9 +93,9 @@ def beams(run):
 
 def speculation(run):
     draft = new_run()
-    streams = [(run.streams["inference"], Stream(0, "inference/accept"))]
+    pair = run.streams["inference"], Stream(0, "inference/accept")
     task = Task(run.model, run.tokenizer, max_new_tokens=5)
-    complete(speculate(task, draft.model, draft.tokenizer, ["The fox"], streams))
+    complete(speculate(task, draft.model, draft.tokenizer, ["The fox"], lambda _: pair))
 
 
 def many_texts(run):
@@ -168,10 +168,8 @@ def test_numpys_global_generator_is_neither_read_nor_moved():
 
 def test_text_that_is_never_read_to_its_end_leaves_them_too(in_silence):
     def interrupted(run):
-        streams = [run.streams["inference"]]
-        pieces = generate(
-            Task(run.model, run.tokenizer, Policy(), max_new_tokens=9), ["The"], streams
-        )
+        task = Task(run.model, run.tokenizer, Policy(), max_new_tokens=9)
+        pieces = generate(task, ["The"], lambda _: run.streams["inference"])
         next(pieces)
 
     assert train(new_run(), interrupted) == in_silence

@@ -2,6 +2,7 @@
 
 import secrets
 import sys
+from codecs import getincrementaldecoder
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -213,14 +214,13 @@ def _print_texts(
     pieces: "Iterator[Piece]", prompts: list[bytes], num_samples: int, live: bool
 ) -> None:
     """Write texts in order while they are made in any order: the first unfinished one live."""
-    from minigen.text.tokenizer import TextStream
-
     order, is_new = InOrder(), True
     for piece in pieces:
         for ready in order.push(piece):
             if is_new:  # of the prompt all whole characters
                 sys.stdout.write("---\n" if ready.row else "")
-                sys.stdout.write(TextStream().push(prompts[ready.row // num_samples]))
+                prompt = prompts[ready.row // num_samples]
+                sys.stdout.write(getincrementaldecoder("utf-8")("replace").decode(prompt))
             is_new = ready.continuation is not None
             sys.stdout.write(ready.text + "\n" * is_new)
         if live:

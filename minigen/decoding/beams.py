@@ -1,8 +1,5 @@
 """Beam search keeps the B likeliest unfinished texts and looks for the best finished one."""
 
-from itertools import count
-from typing import NamedTuple
-
 import numpy as np
 
 from minigen.decoding.generation import Continuation, Row, Task, padded_contexts
@@ -10,25 +7,9 @@ from minigen.decoding.policy import OPTIONS, PENALTY, SIZE, DeadEndError
 from minigen.errors import OptionError, shown
 from minigen.exact.arithmetic import Floats, Integers, exp, log
 from minigen.model import head
-from minigen.text.tokenizer import END_OF_TEXT, Text
+from minigen.text.tokenizer import Text
 
 SMALLEST = 2.0**-1022  # of the normal numbers
-
-
-class Beam(NamedTuple):
-    """New tokens of a text, the sum of their log-probabilities, what may become a stop string."""
-
-    token_ids: tuple[int, ...]
-    total: float
-    held: bytes
-
-
-class Found(NamedTuple):
-    """One result of the search; ``dead_end`` where nothing could follow its tokens."""
-
-    score: float
-    token_ids: tuple[int, ...]
-    dead_end: DeadEndError | None = None
 
 
 def length_power(n: int, length_penalty: float) -> float:
@@ -50,8 +31,10 @@ def best_first(scores: Floats, count: int) -> Integers:
     return best
 
 
-def search(task: Task, prompt: Text, num_beams: int, length_penalty: float) -> list[Found]:
-    """Return up to B finished texts, best first.
+def beam_search(
+    task: Task, prompt: Text, *, num_beams: int, length_penalty: float = 1.0
+) -> list[Continuation]:
+    """Return up to B continuations of a prompt, best first, each with its score.
 
     Each step ranks the 2B best continuations of all beams. One that ends (end of text, stop string)
     is finished if it is among the B best; the B best others go on; at the last step the B best are
@@ -62,61 +45,6 @@ def search(task: Task, prompt: Text, num_beams: int, length_penalty: float) -> l
 
     A beam to which the rules leave no token drops out. Where no text is finished and no beam left,
     the best of those is the result, as a dead end.
-    """
-    model, policy = task.model, task.policy
-    beams = [Beam((), 0.0, b"")]
-    finished: list[Found] = []
-    stuck: list[Found] = []
-    prompts = [task.tokenizer.encode(prompt).ids]
-    contexts = padded_contexts(prompts, model.context_length)  # (B, K)
-    history = policy.history(prompts, model.vocab_size)
-
-    def found(beam: Beam, dead_end: DeadEndError | None = None) -> Found:
-        power = length_power(len(beam.token_ids), length_penalty)
-        return Found(beam.total / power, beam.token_ids, dead_end)
-
-    for n in count(1):
-        own = head.log_softmax(model.logits(contexts))  # (B, V)
-        log_p, dead = policy.adjust(own, history)
-        if dead is not None and not finished:
-            for i in np.flatnonzero(dead).tolist():
-                stuck.append(found(beams[i], policy.dead_end(own, history, i)))
-        with np.errstate(over="ignore"):
-            totals = np.array([beam.total for beam in beams])[:, None] + log_p  # (B, V)
-        going_on: list[Beam] = []
-        parents: list[int] = []
-        for rank, index in enumerate(best_first(totals.ravel(), 2 * num_beams).tolist()):
-            parent, token = divmod(index, model.vocab_size)
-            token_ids, _, held = beams[parent]
-            data = task.token_bytes(token)
-            certain, stop = task.stops.read(held, data)
-            total = float(totals[parent, token])
-            beam = Beam((*token_ids, token), total, (held + data)[certain:])
-            stopped = stop is not None and n >= policy.min_new_tokens
-            if token == END_OF_TEXT or stopped or n == task.max_new_tokens:
-                if rank < num_beams:
-                    finished.append(found(beam))
-            elif len(going_on) < num_beams:
-                going_on.append(beam)
-                parents.append(parent)
-        finished = sorted(finished, key=lambda text: -text.score)[:num_beams]
-        if not going_on:
-            break
-        beams = going_on
-        tokens = [beam.token_ids[-1] for beam in beams]
-        history.select(parents)
-        history.append(tokens)
-        contexts = np.column_stack([contexts[parents][:, 1:], tokens])
-    if not finished and not stuck:
-        overflow = DeadEndError("the penalties add up beyond the largest float; make them smaller")
-        stuck = [found(beam, overflow) for beam in beams]
-    return finished or sorted(stuck, key=lambda text: -text.score)[:1]
-
-
-def beam_search(
-    task: Task, prompt: Text, *, num_beams: int, length_penalty: float = 1.0
-) -> list[Continuation]:
-    """Return up to B continuations of a prompt, best first, each with its score.
 
     No random word is drawn: a policy that filters or scales raises OptionError.
     """
@@ -128,13 +56,54 @@ def beam_search(
             )
     SIZE.check("num_beams", num_beams)
     length_penalty = PENALTY.check("length_penalty", length_penalty)
-    continuations = []
-    for score, token_ids, dead_end in search(task, prompt, num_beams, length_penalty):
-        row = Row(task, 0, prompt)
-        pieces = [row.push(token, score=score) for token in token_ids]
-        if dead_end:
-            pieces.append(row.give_up(dead_end, score=score))
-        continuation = pieces[-1].continuation
-        assert continuation
-        continuations.append(continuation)
-    return continuations
+    model, policy = task.model, task.policy
+    beams, totals = [Row(task, 0, prompt)], np.zeros(1)  # (B,) sums of log-probabilities
+    finished: list[Row] = []
+    stuck: list[Row] = []
+    prompts = [beams[0].prompt_ids]
+    contexts = padded_contexts(prompts, model.context_length)  # (B, K)
+    history = policy.history(prompts, model.vocab_size)
+
+    def scored(beam: Row, total: float) -> Row:
+        beam.facts["score"] = float(total) / length_power(len(beam.token_ids), length_penalty)
+        return beam
+
+    def best(beams: list[Row], count: int) -> list[Row]:
+        return sorted(beams, key=lambda beam: -beam.facts["score"])[:count]
+
+    while True:
+        own = head.log_softmax(model.logits(contexts))  # (B, V)
+        log_p, dead = policy.adjust(own, history)
+        if dead is not None and not finished:
+            for i in np.flatnonzero(dead).tolist():
+                stuck.append(scored(beams[i], totals[i]))
+                beams[i].give_up(policy.dead_end(own, history, i))
+        with np.errstate(over="ignore"):
+            sums = totals[:, None] + log_p  # (B, V)
+        going_on: list[Row] = []
+        parents: list[int] = []
+        for rank, index in enumerate(best_first(sums.ravel(), 2 * num_beams).tolist()):
+            parent, token = divmod(index, model.vocab_size)
+            beam = beams[parent].copy()
+            beam.add(token)
+            if beam.finish_reason:
+                if rank < num_beams:
+                    finished.append(scored(beam, sums[parent, token]))
+            elif len(going_on) < num_beams:
+                going_on.append(beam)
+                parents.append(parent)
+        finished = best(finished, num_beams)
+        if not going_on:
+            break
+        beams, tokens = going_on, [beam.token_ids[-1] for beam in going_on]
+        totals = sums[parents, tokens]
+        history.select(parents)
+        history.append(tokens)
+        contexts = np.column_stack([contexts[parents][:, 1:], tokens])
+    if not finished and not stuck:
+        overflow = DeadEndError("the penalties add up beyond the largest float; make them smaller")
+        for beam, total in zip(beams, totals, strict=True):
+            stuck.append(scored(beam, total))
+            beam.give_up(overflow)
+    continuations = [beam.continuation() for beam in finished or best(stuck, 1)]
+    return [text for text in continuations if text]

@@ -1,25 +1,27 @@
 """The loop: prompts, a policy and a stream each become texts, one token at a time."""
 
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cache
-from itertools import islice, repeat
-from typing import Any, Literal, NamedTuple, Protocol
+from itertools import islice
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
 from minigen.decoding.policy import SIZE, DeadEndError, Policy
-from minigen.errors import MinigenError, OptionError, shown
+from minigen.errors import MinigenError, OptionError
 from minigen.exact.arithmetic import Floats, Integers
 from minigen.exact.streams import Stream
 from minigen.model import head
-from minigen.text.tokenizer import END_OF_TEXT, ByteTokenizer, Text, Texts, TextStream, characters
+from minigen.text.tokenizer import END_OF_TEXT, ByteTokenizer, Text, Texts, to_bytes
 
 FinishReason = Literal["length", "stop", "end_of_text", "dead_end"]
 
 _WORDS_AHEAD = 64  # drawn at once from each stream
 _BLOCK = 1 << 16  # logits held at once where a whole text is scored
-_MOST_ROWS, _MOST_LOGITS = 256, 1 << 20  # worked on at once, of however many prompts
+_MOST_LOGITS = 1 << 20  # worked on at once, of however many prompts
 
 
 class LanguageModel(Protocol):
@@ -70,7 +72,7 @@ class StopStrings:
 
     def __init__(self, stop: Text | Texts = ()):
         strings = [stop] if isinstance(stop, Text) else stop
-        self.strings = [characters(string).encode("latin-1") for string in strings]
+        self.strings = [to_bytes(string) for string in strings]
         if b"" in self.strings:
             raise OptionError("a stop string must not be empty (got ''); leave it out")
 
@@ -124,78 +126,102 @@ class Task:
         self.stops, self.token_bytes = StopStrings(stop), cache(tokenizer.token_bytes)
 
 
-class Row:
-    """One text of a task in the making. Nothing ends it before ``min_new_tokens``.
-
-    Its bytes become text as early as that is certain: those that may still become a stop string, or
-    part of a character, are held back; a character that stays incomplete comes out as U+FFFD at the
-    end. One that began in the prompt is whole.
-    """
-
-    def __init__(self, task: Task, index: int, prompt: Text):
-        self._task, self.index, self.prompt = task, index, prompt
-        self.prompt_ids = task.tokenizer.encode(prompt).ids
-        self.token_ids: list[int] = []
-        self._pieces: list[str] = []
-        self._held, self._decoder = b"", TextStream()
-        self._decoder.push(characters(prompt[-3:]).encode("latin-1"))
-
-    def push(self, token: int, **facts: Any) -> Piece:
-        """Add a token; return the piece, with the finished text and ``facts`` about it at the end.
-
-        Where the text ends, what was held back comes out.
-        """
-        self.token_ids.append(token)
-        text, stopped = self._certain(self._task.token_bytes(token))
-        if token == END_OF_TEXT:
-            return self._end(token, text, "end_of_text", **facts)
-        if stopped:
-            return self._end(token, text, "stop", **facts)
-        if len(self.token_ids) == self._task.max_new_tokens:
-            return self._end(token, text, "length", **facts)
-        self._pieces.append(text)
-        return Piece(self.index, token, text, None)
-
-    def _certain(self, data: bytes) -> tuple[str, bool]:
-        """Add bytes; return the text that is now certain, and whether a stop string ended it."""
-        if not self._task.stops.strings:  # the most frequent case
-            return self._decoder.push(data), False
-        text = self._held + data
-        certain, stop = self._task.stops.read(self._held, data)
-        if stop is None or len(self.token_ids) < self._task.policy.min_new_tokens:
-            self._held = text[certain:]
-            return self._decoder.push(text[:certain]), False
-        self._held = b""
-        return self._decoder.push(text[:stop]), True
-
-    def give_up(self, dead_end: DeadEndError, **facts: Any) -> Piece:
-        """End the text where no token is left."""
-        return self._end(None, "", "dead_end", explanation=str(dead_end), **facts)
-
-    def _end(self, token: int | None, text: str, reason: FinishReason, **facts: Any) -> Piece:
-        """Return the last piece: what is held back comes out."""
-        text += self._decoder.push(self._held) + self._decoder.close()
-        self._pieces.append(text)
-        return Piece(self.index, token, text, self.finish(reason, **facts))
-
-    def finish(self, reason: FinishReason, **facts: Any) -> Continuation:
-        """Return the record of the finished text."""
-        log_p = None
-        if self._task.log_probabilities:
-            whole = self.prompt_ids + self.token_ids
-            log_p = token_log_probabilities(self._task.model, whole, len(self.prompt_ids)).tolist()
-        text = "".join(self._pieces)
-        return Continuation(self.prompt, text, self.token_ids, reason, log_p, **facts)
+def stream_name(sample: int) -> str:
+    """Return the name of the stream that sample i of each prompt draws from."""
+    return f"inference/{sample}" if sample else "inference"
 
 
-def _words(stream: Stream) -> Iterator[int]:
-    """Yield the words of a stream: drawn ahead, but its position counts only those used."""
+def no_stream(_row: int) -> NoReturn:
+    """Stand for streams that are not given: a policy that is not greedy asks for them."""
+    raise OptionError("a policy that draws takes streams for each text (got none)")
+
+
+def _words(streams: Callable[[int], Stream], row: int) -> Iterator[int]:
+    """Yield the words of a text's stream: drawn ahead, but its position counts only those used."""
+    stream = streams(row)
     while True:
         position = stream.position
         for word in stream.words(_WORDS_AHEAD).tolist():
             position += 1
             stream.position = position
             yield word
+
+
+class Row:
+    """One text of a task in the making. Nothing ends it before ``min_new_tokens``.
+
+    Its bytes become text as early as that is certain: those that may still become a stop string, or
+    part of a character, are held back; a character that stays incomplete comes out as U+FFFD at the
+    end. One that began in the prompt is whole. ``finish_reason`` is None until the text ends;
+    ``facts`` are what its ``Continuation`` is to say beside.
+    """
+
+    def __init__(
+        self, task: Task, index: int, prompt: Text, streams: Callable[[int], Stream] = no_stream
+    ):
+        self._task, self.index, self.prompt = task, index, prompt
+        self.words = _words(streams, index)
+        self.prompt_ids = task.tokenizer.encode(prompt).ids
+        self.token_ids: list[int] = []
+        self.finish_reason: FinishReason | None = None
+        self.facts: dict[str, Any] = {}
+        self._texts: list[str] = []
+        self._held, self._decoder = b"", getincrementaldecoder("utf-8")("replace")
+        self._decoder.decode(to_bytes(prompt[-3:]))
+
+    def copy(self) -> "Row":
+        """Return a text that goes on from here by itself."""
+        twin = copy(self)
+        twin.token_ids, twin._texts = self.token_ids.copy(), self._texts.copy()
+        twin.facts, twin._decoder = self.facts.copy(), copy(self._decoder)
+        return twin
+
+    def push(self, token: int) -> Piece:
+        """Add a token; return the piece, with the finished text where it ends."""
+        return Piece(self.index, token, self.add(token), self.continuation())
+
+    def give_up(self, dead_end: DeadEndError) -> Piece:
+        """End the text where no token is left; what was held back comes out."""
+        self.finish_reason, self.facts["explanation"] = "dead_end", str(dead_end)
+        return Piece(self.index, None, self._release(b""), self.continuation())
+
+    def add(self, token: int) -> str:
+        """Add a token; return the text that is now certain: at the end, all that was held back."""
+        task = self._task
+        self.token_ids.append(token)
+        data = task.token_bytes(token)
+        certain, stop = task.stops.read(self._held, data)
+        text = self._held + data
+        reason: FinishReason | None = None
+        if stop is not None and len(self.token_ids) >= task.policy.min_new_tokens:
+            text, certain, reason = text[:stop], stop, "stop"
+        elif token == END_OF_TEXT:
+            reason = "end_of_text"
+        elif len(self.token_ids) == task.max_new_tokens:
+            reason = "length"
+        self.finish_reason, self._held = reason, text[certain:]
+        return self._release(text[:certain])
+
+    def _release(self, data: bytes) -> str:
+        """Return bytes as text, at the end with all that was held back."""
+        text = self._decoder.decode(data)
+        if self.finish_reason:
+            text += self._decoder.decode(self._held, final=True)
+        self._texts.append(text)
+        return text
+
+    def continuation(self) -> Continuation | None:
+        """Return the record of the finished text; None before its end."""
+        if self.finish_reason is None:
+            return None
+        log_p = None
+        if self._task.log_probabilities:
+            whole = self.prompt_ids + self.token_ids
+            log_p = token_log_probabilities(self._task.model, whole, len(self.prompt_ids)).tolist()
+        text = "".join(self._texts)
+        return Continuation(
+            self.prompt, text, self.token_ids, self.finish_reason, log_p, **self.facts
+        )
 
 
 def padded_contexts(texts: Sequence[Sequence[int]], context_length: int) -> Integers:
@@ -233,58 +259,40 @@ def check_vocabulary(model: LanguageModel, tokenizer: ByteTokenizer) -> None:
         )
 
 
-def check_prompts(
-    prompts: Iterable[Any], policy: Policy, streams: Iterable[Any] | None, takes: str
-) -> None:
-    """Refuse one text for several, and other streams than one a prompt, where both are known."""
-    if isinstance(prompts, Text):  # it would be taken letter by letter
-        got = shown(prompts)
-        raise OptionError(f"prompts must be a list of texts (got {got}); write [{got}]")
-    count = len(prompts) if isinstance(prompts, Sized) else "the"
-    given = len(streams) if isinstance(streams, Sized) else "none"
-    is_known = streams is None or (isinstance(prompts, Sized) and isinstance(streams, Sized))
-    if not policy.greedy and is_known and count != given:
-        raise OptionError(f"each of {count} prompts takes {takes} (got {given})")
-
-
 def generate(
-    task: Task, prompts: Iterable[Text], streams: Iterable[Stream] | None = None
+    task: Task,
+    prompts: Iterable[Text],
+    streams: Callable[[int], Stream] = no_stream,
+    *,
+    at_once: int = 256,
 ) -> Iterator[Piece]:
     """Continue every prompt, a batch at a time; yield each token as it is chosen, row by row.
 
-    Each prompt has a stream of its own, which gives one word a token (greedy takes none, and needs
-    no streams): a text does not depend on its neighbours, nor on the batch. Only a prompt's last K
-    tokens count; an empty one starts from a padded context. A text to which the policy leaves no
-    token ends there. Prompts and streams are read as they are needed. Errors: OptionError,
-    MinigenError.
+    ``streams`` gives the stream of text i, which gives one word a token (greedy takes none, and
+    asks for no stream): a text does not depend on its neighbours, nor on the batch, of ``at_once``
+    texts at most. Only a prompt's last K tokens count; an empty one starts from a padded context.
+    A text to which the policy leaves no token ends there. Prompts are read as they are needed.
+    Raises OptionError, MinigenError.
     """
-    policy, takes = task.policy, "a stream of its own"
-    check_prompts(prompts, policy, streams, takes)
-    height = max(1, min(_MOST_ROWS, _MOST_LOGITS // task.model.vocab_size))
-
-    def batches() -> Iterator[Piece]:
-        rows = (Row(task, i, prompt) for i, prompt in enumerate(prompts))
-        words = repeat(Stream(0, "unread")) if policy.greedy else iter(streams or ())
-        while batch := list(islice(rows, height)):
-            own = list(islice(words, len(batch)))
-            check_prompts(batch, policy, own, takes)
-            yield from _generate(task, batch, [*map(_words, own)])
-
-    return batches()
+    height = max(1, min(at_once, _MOST_LOGITS // task.model.vocab_size))
+    rows = (Row(task, i, prompt, streams) for i, prompt in enumerate(prompts))
+    while batch := list(islice(rows, height)):
+        yield from _generate(task, batch)
 
 
-def _generate(task: Task, rows: list[Row], words: list[Iterator[int]]) -> Iterator[Piece]:
-    """Continue the texts of a batch, a row each, with words of its own; those that end leave it."""
+def _generate(task: Task, rows: list[Row]) -> Iterator[Piece]:
+    """Continue the texts of a batch, a row each; those that end leave it."""
     model, policy = task.model, task.policy
     prompts = [row.prompt_ids for row in rows]
     contexts = padded_contexts(prompts, model.context_length)  # (R, K)
     history = policy.history(prompts, model.vocab_size)
 
-    def keep(staying: list[int]) -> None:
-        nonlocal rows, words, contexts
-        rows, words = [rows[i] for i in staying], [words[i] for i in staying]
-        contexts = contexts[staying]
-        history.select(staying)
+    def let_finished_go() -> None:
+        nonlocal rows, contexts
+        staying = [i for i, row in enumerate(rows) if row.finish_reason is None]
+        if len(staying) < len(rows):
+            rows, contexts = [rows[i] for i in staying], contexts[staying]
+            history.select(staying)
 
     while rows:
         logits = model.logits(contexts)
@@ -292,23 +300,18 @@ def _generate(task: Task, rows: list[Row], words: list[Iterator[int]]) -> Iterat
         if dead is not None:
             for i in np.flatnonzero(dead).tolist():
                 yield rows[i].give_up(policy.dead_end(logits, history, i))
-            keep(np.flatnonzero(~dead).tolist())
+            let_finished_go()
             z = z[~dead]
             if not rows:
                 return
-        tokens = policy.pick(z, lambda: np.array([*map(next, words)], dtype=np.uint64))
+        tokens = policy.pick(z, lambda: np.array([next(r.words) for r in rows], dtype=np.uint64))
         contexts[:, :-1] = contexts[:, 1:]
         contexts[:, -1] = tokens
         chosen = tokens.tolist()
         history.append(chosen)
-        ended = []
         for row, token in zip(rows, chosen, strict=True):
-            piece = row.push(token)
-            if piece.continuation:
-                ended.append(row)
-            yield piece
-        if ended:
-            keep([i for i, row in enumerate(rows) if row not in ended])
+            yield row.push(token)
+        let_finished_go()
 
 
 def complete(pieces: Iterator[Piece]) -> list[Continuation]:

@@ -5,7 +5,6 @@ The commands of the same names print what these calls return, token for token.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
-from itertools import cycle, repeat
 from pathlib import Path
 from typing import Unpack, overload
 
@@ -13,7 +12,7 @@ from minigen.arguments import checked
 from minigen.decoding import candidates, scoring
 from minigen.decoding.beams import beam_search
 from minigen.decoding.candidates import Decision
-from minigen.decoding.generation import Continuation, Piece, Task, complete, generate
+from minigen.decoding.generation import Continuation, Piece, Task, complete, generate, stream_name
 from minigen.decoding.policy import SIZE, Policy, PolicyOptions
 from minigen.decoding.scoring import Evaluation, Score
 from minigen.decoding.speculation import speculate
@@ -176,28 +175,23 @@ class Generator:
         task = Task(self.model, self.tokenizer, whole, max_new_tokens, stop, log_probabilities)
         # Read as they are needed: any number of prompts and samples takes no memory.
         texts = (prompt for prompt in prompts for _ in range(num_samples))
-        names = (f"inference/{i}" if i else "inference" for i in cycle(range(num_samples)))
         shared = self._stream() if self._stream and seed is None else None
         own = copy(shared)  # since two threads may draw from it at once
-        number = 0 if seed is None else seed
-        pieces: Iterator[Piece]
-        if draft is not None:
-            pairs = ((Stream(number, f"{n}/draft"), Stream(number, f"{n}/accept")) for n in names)
+
+        def stream(row: int, purpose: str = "") -> Stream:
+            return own or Stream(seed or 0, stream_name(row % num_samples) + purpose)
+
+        if draft is None:
+            # One stream gives its words to one text after the other.
+            pieces = generate(task, texts, stream, **{"at_once": 1} if own else {})
+        else:
             pieces = speculate(
                 task,
                 draft.model,
                 draft.tokenizer,
                 texts,
-                repeat((own, own)) if own else pairs,
+                lambda row: (stream(row, "/draft"), stream(row, "/accept")),
                 num_draft_tokens=num_draft_tokens,
-            )
-        elif own is None:
-            pieces = generate(task, texts, (Stream(number, name) for name in names))
-        else:  # one stream gives its words to one text after the other
-            pieces = (
-                piece._replace(row=row)
-                for row, text in enumerate(texts)
-                for piece in generate(task, [text], [own])
             )
         return pieces if shared is None or own is None else _moving(shared, own, pieces)
 

@@ -7,7 +7,7 @@ Leviathan, Kalman and Matias 2023, "Fast inference from transformers via specula
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from itertools import accumulate, repeat
+from itertools import accumulate
 
 import numpy as np
 
@@ -16,8 +16,8 @@ from minigen.decoding.generation import (
     Piece,
     Row,
     Task,
-    check_prompts,
     check_vocabulary,
+    no_stream,
     padded_contexts,
 )
 from minigen.decoding.policy import SIZE, DeadEndError, draw
@@ -102,16 +102,16 @@ def speculate(
     draft: LanguageModel,
     draft_tokenizer: ByteTokenizer,
     prompts: Iterable[Text],
-    streams: Iterable[tuple[Stream, Stream]] | None = None,
+    streams: Callable[[int], tuple[Stream, Stream]] = no_stream,
     *,
     num_draft_tokens: int = 4,
 ) -> Iterator[Piece]:
     """Continue prompts one after the other; yield each token once it is certain.
 
-    The policy shapes the distributions of both models. ``streams`` holds a pair for each prompt:
-    ``inference/draft`` for proposals, ``inference/accept`` for acceptances and replacements; greedy
-    needs none. A text to which the policy leaves no token ends there, and a draft in that place
-    stops proposing. A draft with another tokenizer raises MinigenError.
+    The policy shapes the distributions of both models. ``streams`` gives two to text i: one for
+    proposals, one for acceptances and replacements; greedy asks for none. A text to which the
+    policy leaves no token ends there, and a draft in that place stops proposing. A draft with
+    another tokenizer raises MinigenError.
     """
     check_vocabulary(draft, draft_tokenizer)
     SIZE.check("num_draft_tokens", num_draft_tokens)
@@ -120,14 +120,16 @@ def speculate(
             f"a draft must have the tokenizer of its target (got {draft_tokenizer.vocab_size} "
             f"tokens, other than the target's {task.tokenizer.vocab_size}); train both with one"
         )
-    check_prompts(prompts, task.policy, streams, "two streams")
-    choices: Iterable[Choices] = repeat(Choices(lambda: 0, lambda: 0))
-    if not task.policy.greedy:
-        choices = (Choices(*(stream.word for stream in pair)) for pair in streams or ())
+
+    def choices(row: int) -> Choices:
+        if task.policy.greedy:
+            return Choices(lambda: 0, lambda: 0)
+        return Choices(*(stream.word for stream in streams(row)))
+
     return (
         piece
-        for (i, prompt), chooser in zip(enumerate(prompts), choices, strict=False)
-        for piece in _speculate(task, draft, Row(task, i, prompt), chooser, num_draft_tokens)
+        for i, prompt in enumerate(prompts)
+        for piece in _speculate(task, draft, Row(task, i, prompt), choices(i), num_draft_tokens)
     )
 
 
@@ -137,9 +139,8 @@ def _speculate(
     model, policy = task.model, task.policy
     history = policy.history([row.prompt_ids], model.vocab_size)
     window = max(model.context_length, draft_model.context_length)
-    recent = row.prompt_ids[-window:]
-
-    written = 0  # tokens of the text that the history holds; those beyond are proposals
+    accepted = examined = 0
+    row.facts["acceptance_rate"] = 0.0
 
     def draft(proposals: list[int]) -> Floats:
         if proposals:
@@ -149,6 +150,7 @@ def _speculate(
         return weights
 
     def target(proposals: list[int]) -> Iterator[Floats]:
+        written = len(row.token_ids)
         while history.new_tokens > written:  # the draft's tokens are not in the text yet
             history.pop([proposals[history.new_tokens - written - 1]])
         texts = [recent + proposals[:i] for i in range(len(proposals) + 1)]
@@ -157,24 +159,20 @@ def _speculate(
             yield policy.weights(logits[i : i + 1], history)[0]
             history.append(proposals[i : i + 1])  # it was accepted
 
-    accepted = examined = 0
     while True:
         room = task.max_new_tokens - len(row.token_ids)
-        tokens = []
+        recent = [*row.prompt_ids[-window:], *row.token_ids[-window:]][-window:]
         try:
             for token, is_accepted in speculative_round(
                 draft, target, choices, min(num_draft_tokens, room)
             ):
-                tokens.append(token)
                 accepted += is_accepted is True
                 examined += is_accepted is not None
-                piece = row.push(token, acceptance_rate=accepted / max(1, examined))
-                yield piece
-                if piece.continuation:
+                row.facts["acceptance_rate"] = accepted / max(1, examined)
+                yield row.push(token)
+                if row.finish_reason:
                     return
         except DeadEndError as dead_end:
-            yield row.give_up(dead_end, acceptance_rate=accepted / max(1, examined))
+            yield row.give_up(dead_end)
             return
-        history.append(tokens[-1:])
-        written = history.new_tokens
-        recent = (recent + tokens)[-window:]
+        history.append(row.token_ids[-1:])

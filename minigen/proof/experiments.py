@@ -47,8 +47,8 @@ def by_speculation(run: Run) -> None:
     draft = Model(run.model.vocab_size, run.model.context_length, run.model.embedding_dim)
     draft.initialize(Stream(run.config.run.seed, "init"))
     task = Task(run.model, run.tokenizer, max_new_tokens=TOKENS)
-    streams = [(Stream(0, "inference/draft"), Stream(0, "inference/accept"))]
-    pieces = speculate(task, draft, run.tokenizer, PROMPTS[:1], streams)
+    pair = Stream(0, "inference/draft"), Stream(0, "inference/accept")
+    pieces = speculate(task, draft, run.tokenizer, PROMPTS[:1], lambda _: pair)
     complete(pieces)
 
 
@@ -197,7 +197,7 @@ def replay(lab: Laboratory) -> Claim:
 
     def texts(rows: tuple[int, ...], streams: list[Stream]) -> dict[int, list[int]]:
         task = Task(run.model, run.tokenizer, policy, max_new_tokens=TOKENS)
-        pieces = generate(task, [PROMPTS[row] for row in rows], streams)
+        pieces = generate(task, [PROMPTS[row] for row in rows], streams.__getitem__)
         return {row: text.token_ids for row, text in zip(rows, complete(pieces), strict=True)}
 
     def own(rows: tuple[int, ...], seed: int = 0) -> dict[int, list[int]]:

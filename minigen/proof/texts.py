@@ -12,7 +12,7 @@ from math import inf
 from typing import Any
 
 from minigen.decoding.beams import beam_search
-from minigen.decoding.generation import Continuation, Piece, Row, Task, generate
+from minigen.decoding.generation import Continuation, Piece, Row, Task, generate, stream_name
 from minigen.decoding.generator import Generator
 from minigen.decoding.policy import Policy
 from minigen.decoding.speculation import speculate
@@ -104,14 +104,18 @@ def _pieces(claim: dict[str, Any], model: Generator, draft: Generator | None) ->
     if not policy.greedy and not (type(seed) is int and type(sample) is int and sample >= 0):
         raise TypeError("its seed and sample must be whole numbers")
     seed = 0 if policy.greedy else seed  # no word of a stream is drawn then
-    name = f"inference/{sample}" if sample else "inference"
+    name = stream_name(sample)
     if draft and "draft" in claim:
-        pairs = [(Stream(seed, f"{name}/draft"), Stream(seed, f"{name}/accept"))]
-        count = claim["num_draft_tokens"]
+        pair = Stream(seed, f"{name}/draft"), Stream(seed, f"{name}/accept")
         return speculate(
-            task, draft.model, draft.tokenizer, [prompt], pairs, num_draft_tokens=count
+            task,
+            draft.model,
+            draft.tokenizer,
+            [prompt],
+            lambda _: pair,
+            num_draft_tokens=claim["num_draft_tokens"],
         )
-    return generate(task, [prompt], [Stream(seed, name)])
+    return generate(task, [prompt], lambda _: Stream(seed, name))
 
 
 def _compare(number: int, claim: dict[str, Any], pieces: Iterator[Piece]) -> Verdict:
@@ -164,9 +168,12 @@ def _without_draft(number: int, claim: dict[str, Any], model: Generator) -> Verd
         raise ValueError("its token_ids must be ids of this model")
     stop, length = tuple(claim["stop"]), claim["max_new_tokens"]
     row = Row(Task(model.model, model.tokenizer, policy, length, stop, True), 0, prompt)
-    ends = [row.push(token).continuation for token in claimed][-1:]
-    again = ends[0] if ends and ends[0] else row.finish("dead_end")
-    is_ended = again.finish_reason != "dead_end"
+    for token in claimed:
+        row.add(token)
+    is_ended = row.finish_reason is not None
+    row.finish_reason = row.finish_reason or "dead_end"
+    again = row.continuation()
+    assert again
     figures = {"finish_reason": again.finish_reason, "text": again.text} if is_ended else {}
     verdict = _compare_figures(number, claim, again.log_probabilities or [], figures)
     if not verdict.holds:

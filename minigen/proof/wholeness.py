@@ -162,7 +162,7 @@ def threads(lab: Laboratory) -> Claim:
     def texts(model: Any, streams: Sequence[Stream]) -> list[list[int]]:
         policy = Policy(min_new_tokens=TOKENS)
         task = Task(model, run.tokenizer, policy, max_new_tokens=TOKENS)
-        pieces = generate(task, PROMPTS, streams)
+        pieces = generate(task, PROMPTS, streams.__getitem__)
         return [text.token_ids for text in complete(pieces)]
 
     def own(seed: int) -> list[Stream]:

@@ -24,7 +24,7 @@ from typing import IO, Any, Literal, get_args
 
 from minigen.errors import MinigenError, OptionError
 from minigen.files import explained
-from minigen.text.tokenizer import END_OF_TEXT_CHARACTER, Text, characters
+from minigen.text.tokenizer import END_OF_TEXT_CHARACTER, Text, to_bytes
 
 Documents = Literal["file", "paragraph", "line"]
 Progress = Callable[[str, int, int], None]
@@ -134,7 +134,7 @@ def _on_disk(path: Path) -> Source:
 
 def in_memory(text: Text) -> Source:
     """Return a text as a file; a ``str`` is taken as UTF-8."""
-    data = characters(text).encode("latin-1")
+    data = to_bytes(text)
     return Source("the text", len(data), lambda: BytesIO(data), is_file=False)
 
 

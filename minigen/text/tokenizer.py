@@ -6,7 +6,6 @@ spell. ``bytes.decode("latin-1")`` is all it takes, any bytes are legal, and the
 of such a string are its ids.
 """
 
-import codecs
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -104,7 +103,9 @@ class ByteTokenizer:
     @checked
     def encode(self, text: Text) -> Encoding:
         """Return the ids of a text; a ``str`` is taken as UTF-8."""
-        return Encoding(np.concatenate(list(self.encode_stream([characters(text)]))))
+        return Encoding(
+            np.concatenate(list(self.encode_stream([to_bytes(text).decode("latin-1")])))
+        )
 
     def encode_stream(self, texts: Iterable[str]) -> Iterator[NDArray[Any]]:
         """Yield the ids of one long text of characters that arrives in blocks, cut anywhere.
@@ -225,45 +226,18 @@ class ByteTokenizer:
             ) from None
 
 
-class TextStream:
-    """Bytes in, text out: an incremental UTF-8 decoder that holds back unfinished characters.
-
-    What can never become a character is replaced by U+FFFD.
-    """
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self.is_between = True  # characters, where ASCII needs no decoder
-
-    def push(self, token_bytes: bytes) -> str:
-        """Take the bytes of the next token; return the characters that they complete."""
-        if self.is_between and token_bytes.isascii():
-            return token_bytes.decode("ascii")
-        text = self._decoder.decode(token_bytes)
-        self.is_between = not self._decoder.getstate()[0]
-        return text
-
-    def close(self) -> str:
-        """Return what was held back, as U+FFFD, and start afresh."""
-        self.is_between = True
-        return self._decoder.decode(b"", final=True)
-
-
-def characters(text: Text) -> str:
-    """Return a text's bytes as characters; a ``str`` is taken as UTF-8.
+def to_bytes(text: Text) -> bytes:
+    """Return a text's bytes; a ``str`` is taken as UTF-8.
 
     Command lines carry bytes that are not UTF-8 as lone surrogates: those become bytes again.
     """
     if not isinstance(text, Text):
         raise OptionError(f"a text must be a str or bytes (got {text!r})")
-    if isinstance(text, str):
-        try:
-            text = text.encode("utf-8", "surrogateescape")
-        except UnicodeEncodeError as error:
-            raise OptionError(
-                f"a text must be Unicode (got the lone surrogate {text[error.start]!r})"
-            ) from None
-    return text.decode("latin-1")
+    try:
+        return text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
+    except UnicodeEncodeError as error:
+        got = error.object[error.start]
+        raise OptionError(f"a text must be Unicode (got the lone surrogate {got!r})") from None
 
 
 def require_tokens(ids: NDArray[Any], vocab_size: int) -> None:

@@ -37,8 +37,8 @@ class Letters:
 
 
 def texts(model, prompts, policy, count=None, **options):
-    streams = [Stream(0, f"inference/{i}") for i in range(len(prompts))]
-    return complete(generate(Task(model, TOKENIZER, policy, **options), prompts, streams))
+    task = Task(model, TOKENIZER, policy, **options)
+    return complete(generate(task, prompts, lambda i: Stream(0, f"inference/{i}")))
 
 
 # No letter twice: behind "abc" there is room for five.
@@ -55,7 +55,7 @@ def test_a_text_in_a_dead_end_leaves_its_neighbours_as_they_are(prompts):
     together = texts(LETTERS, prompts, STUCK, max_new_tokens=4, log_probabilities=True)
     for i, (prompt, text) in enumerate(zip(prompts, together, strict=True)):
         task = Task(LETTERS, TOKENIZER, STUCK, max_new_tokens=4, log_probabilities=True)
-        alone = generate(task, [prompt], [Stream(0, f"inference/{i}")])
+        alone = generate(task, [prompt], lambda _, i=i: Stream(0, f"inference/{i}"))
         assert complete(alone) == [text]
         assert (text.finish_reason == "dead_end") == (prompt == "abcdefgh")
 
@@ -70,7 +70,7 @@ def test_a_dead_end_keeps_the_text_so_far_and_says_which_rules_left_nothing():
 
 def test_a_dead_end_draws_no_word_and_releases_what_was_held_back():
     stream = Stream(0, "inference")
-    pieces = [*generate(Task(LETTERS, TOKENIZER, STUCK, stop="hh"), ["abcdefg"], [stream])]
+    pieces = [*generate(Task(LETTERS, TOKENIZER, STUCK, stop="hh"), ["abcdefg"], lambda _: stream)]
     assert [(p.token_id, p.text) for p in pieces] == [(ord("h"), ""), (None, "h")]
     assert stream.position == 1
 
@@ -182,13 +182,13 @@ def test_a_draft_in_a_dead_end_stops_proposing_and_the_target_is_asked_for_what_
 def test_sampled_speculation_ends_in_a_dead_end_too():
     pair = Stream(0, "inference/draft"), Stream(0, "inference/accept")
     task = Task(LETTERS, TOKENIZER, STUCK)
-    pieces = speculate(task, LETTERS, TOKENIZER, ["abc"], [pair])
+    pieces = speculate(task, LETTERS, TOKENIZER, ["abc"], lambda _: pair)
     text = complete(pieces)[0]
     assert (text.finish_reason, sorted(text.text)) == ("dead_end", [*"defgh"])
     assert text.acceptance_rate == 1.0
-    nothing = speculate(task, LETTERS, TOKENIZER, ["abcdefgh"], [pair])
+    nothing = speculate(task, LETTERS, TOKENIZER, ["abcdefgh"], lambda _: pair)
     assert complete(nothing)[0].acceptance_rate == 0.0
-    one = speculate(task, LETTERS, TOKENIZER, ["abcdefg"], [pair], num_draft_tokens=1)
+    one = speculate(task, LETTERS, TOKENIZER, ["abcdefg"], lambda _: pair, num_draft_tokens=1)
     assert complete(one)[0].acceptance_rate == 1.0
 
 

@@ -52,7 +52,8 @@ def inference(count=1):
 
 
 def run(model, prompts, policy=GREEDY, streams=None, **options):
-    return complete(generate(Task(model, TOKENIZER, policy, **options), prompts, streams))
+    given = [] if streams is None else [streams.__getitem__]
+    return complete(generate(Task(model, TOKENIZER, policy, **options), prompts, *given))
 
 
 POLICIES = {
@@ -117,7 +118,7 @@ def test_each_sampled_token_takes_one_word_of_its_own_stream():
 
 def test_a_generation_that_is_left_early_has_used_the_words_of_what_it_gave():
     stream = Stream(0, "inference")
-    pieces = generate(Task(small_model(), TOKENIZER, POLICIES["plain"]), ["a"], [stream])
+    pieces = generate(Task(small_model(), TOKENIZER, POLICIES["plain"]), ["a"], lambda _: stream)
     for _ in range(3):
         next(pieces)
     assert stream.position == 3
@@ -141,8 +142,8 @@ def test_prompts_are_read_as_they_are_needed_and_give_the_texts_that_they_give_a
             read.append(i)
             yield f"prompt {i}"
 
-    streams = (Stream(0, f"inference/{i}") for i in range(100_000))
-    pieces = generate(Task(model, TOKENIZER, policy, max_new_tokens=2), prompts(), streams)
+    task = Task(model, TOKENIZER, policy, max_new_tokens=2)
+    pieces = generate(task, prompts(), lambda i: Stream(0, f"inference/{i}"))
     texts = {}
     while len(texts) < 600:
         piece = next(pieces)
@@ -155,28 +156,22 @@ def test_prompts_are_read_as_they_are_needed_and_give_the_texts_that_they_give_a
         assert run(model, [f"prompt {i}"], policy, own, max_new_tokens=2) == [texts[i]]
 
 
-def test_too_few_streams_are_noticed_where_both_are_read_one_by_one():
-    policy, prompts = POLICIES["plain"], (f"{i}" for i in range(3))
-    pieces = generate(Task(small_model(), TOKENIZER, policy), prompts, iter(inference(2)))
-    with pytest.raises(OptionError, match=r"each of 3 prompts .* \(got 2\)"):
-        next(pieces)
+def test_a_policy_that_draws_is_refused_where_no_streams_are_given():
+    with pytest.raises(OptionError, match=r"takes streams for each text \(got none\)"):
+        run(small_model(), ["a"], POLICIES["plain"])
 
 
-def test_streams_may_be_listed_for_prompts_that_are_not():
-    policy, prompts = POLICIES["plain"], ["a", "b"]
-    expected = run(small_model(), prompts, policy, inference(2), max_new_tokens=3)
-    assert run(small_model(), iter(prompts), policy, inference(2), max_new_tokens=3) == expected
+@pytest.mark.parametrize("at_once", [1, 2, 5])
+def test_texts_are_made_as_many_at_once_as_was_said(at_once):
+    task = Task(Reciter(b"ab"), TOKENIZER, GREEDY, max_new_tokens=2)
+    rows = [piece.row for piece in generate(task, iter(["", "x", "y"]), at_once=at_once)]
+    expected = {1: [0, 0, 1, 1, 2, 2], 2: [0, 1, 0, 1, 2, 2], 5: [0, 1, 2, 0, 1, 2]}
+    assert rows == expected[at_once]
 
 
 def test_the_texts_of_a_batch_grow_token_by_token_side_by_side():
     pieces = generate(Task(Reciter(b"ab"), TOKENIZER, GREEDY, max_new_tokens=2), ["", "x"])
     assert [piece.row for piece in pieces] == [0, 1, 0, 1]
-
-
-def test_one_text_is_refused_where_several_are_expected():
-    for text in ("Once", b"Once"):
-        with pytest.raises(OptionError, match=r"prompts must be a list of texts \(got b?'Once'\)"):
-            generate(Task(small_model(), TOKENIZER, GREEDY), text)
 
 
 def test_a_part_of_a_character_in_the_prompt_becomes_whole_in_the_continuation():
@@ -339,16 +334,11 @@ def test_stop_strings_are_found_as_a_plain_search_finds_them(stop, text, size):
         ({"stop": ["a", b""]}, "a stop string must not be empty"),
         ({"max_new_tokens": 0}, r"max_new_tokens must be a whole number, at least 1 \(got 0\)"),
         ({"max_new_tokens": 1.5}, r"max_new_tokens must be a whole number, .* \(got 1.5\)"),
-        ({"policy": Policy()}, r"takes a stream of its own \(got none\)"),
-        ({"policy": Policy(), "streams": []}, r"takes a stream of its own \(got 0\)"),
-        ({"policy": Policy(), "prompts": iter("a")}, r"^each of the prompts .* \(got none\)"),
     ],
 )
 def test_a_request_that_cannot_be_met_is_refused_before_it_starts(options, message):
-    defaults = {"policy": GREEDY, "streams": None, "prompts": ["a"]}
-    policy, streams, prompts = (options.pop(name, defaults[name]) for name in defaults)
     with pytest.raises(OptionError, match=message):
-        generate(Task(small_model(), TOKENIZER, policy, **options), prompts, streams)
+        Task(small_model(), TOKENIZER, GREEDY, **options)
 
 
 def test_a_task_has_200_tokens_and_no_log_probabilities_unless_it_says_so():

@@ -103,25 +103,22 @@ def test_a_sample_draws_from_streams_of_its_own_names(model: Generator, tiny_run
             tuple(Stream(6, own + name) for name in names)
             for own in ("inference", "inference/1") * 2
         ]
-        prompts, policy = ["a", "a", "b", "b"], Policy()
+        prompts = ["a", "a", "b", "b"]
+        task = Task(model.model, model.tokenizer, max_new_tokens=9)
         if given:
             expected = complete(
                 speculate(
-                    Task(model.model, model.tokenizer, policy, max_new_tokens=9),
+                    task,
                     given.model,
                     given.tokenizer,
                     prompts,
-                    streams,  # type: ignore[arg-type]
+                    streams.__getitem__,  # type: ignore[arg-type]
                     num_draft_tokens=2,
                 )
             )
         else:
             alone = [stream for (stream,) in streams]
-            expected = complete(
-                generate(
-                    Task(model.model, model.tokenizer, policy, max_new_tokens=9), prompts, alone
-                )
-            )
+            expected = complete(generate(task, prompts, alone.__getitem__))
         assert texts == expected
         assert len({tuple(text.token_ids) for text in texts}) == 4
 

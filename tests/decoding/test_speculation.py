@@ -182,7 +182,8 @@ def small_model(seed, context_length=4):
 def pieces_of(model, draft, prompts, policy, streams=None, **options):
     own = {name: options.pop(name) for name in ["num_draft_tokens"] if name in options}
     task = Task(model, TOKENIZER, policy, **options)
-    return speculate(task, draft, TOKENIZER, prompts, streams, **own)
+    given = [] if streams is None else [streams.__getitem__]
+    return speculate(task, draft, TOKENIZER, prompts, *given, **own)
 
 
 def run(*arguments, **options):
@@ -329,11 +330,15 @@ def test_a_draft_with_another_tokenizer_is_refused():
     [
         ({"num_draft_tokens": 0}, r"num_draft_tokens must be a whole number, at least 1 \(got 0\)"),
         ({"max_new_tokens": 0}, r"max_new_tokens must be a whole number, at least 1 \(got 0\)"),
-        ({"policy": Policy()}, r"takes two streams \(got none\)"),
     ],
 )
-def test_a_speculation_that_cannot_be_done_is_refused(options, message):
-    policy = options.pop("policy", GREEDY)
+def test_a_speculation_that_cannot_be_done_is_refused_before_it_starts(options, message):
     model = small_model(3)
     with pytest.raises(OptionError, match=message):
-        pieces_of(model, model, ["a"], policy, **options)
+        pieces_of(model, model, ["a"], GREEDY, **options)
+
+
+def test_a_policy_that_draws_is_refused_where_no_streams_are_given():
+    model = small_model(3)
+    with pytest.raises(OptionError, match=r"takes streams for each text \(got none\)"):
+        run(model, model, ["a"], Policy())

@@ -209,10 +209,9 @@ def test_200_random_cases_give_the_token_ids_of_python(tab, run):
     model, tokenizer = loaded.model, loaded.tokenizer
     for case, answer in zip(cases, answers, strict=True):
         policy = Policy(**{name: case[name] for name in OPTIONS})
-        streams = [Stream(case["seed"], "inference")]
-        pieces = generate(
-            Task(model, tokenizer, policy, max_new_tokens=case["length"]), [case["prompt"]], streams
-        )
+        task = Task(model, tokenizer, policy, max_new_tokens=case["length"])
+        own = Stream(case["seed"], "inference")
+        pieces = generate(task, [case["prompt"]], lambda _, own=own: own)
         assert answer == complete(pieces)[0].token_ids, case
 
 

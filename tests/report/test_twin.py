@@ -1,6 +1,7 @@
 """The twin: minigen's generation in JavaScript gives what Python gives, bit for bit."""
 
 import base64
+import codecs
 import hashlib
 import itertools
 import random
@@ -16,7 +17,7 @@ from minigen.errors import OptionError
 from minigen.exact.arithmetic import integer_exp, log
 from minigen.exact.streams import Stream
 from minigen.model.model import Model
-from minigen.text.tokenizer import ByteTokenizer, TextStream
+from minigen.text.tokenizer import ByteTokenizer
 from minigen.training.checkpoint import PARAMETERS, fingerprint
 from tests.report.asking import ask, needs_node
 
@@ -90,10 +91,9 @@ def python_answer(made, tokenizer, case):
     prompt, policy = bytes.fromhex(case["prompt"]), Policy(**case["policy"])
     ids = tokenizer.encode(prompt).ids
     logits = made.logits(padded_contexts([ids], made.context_length))
-    streams = [Stream(int(case["seed"]), "inference", case["position"])]
-    pieces = generate(
-        Task(made, tokenizer, policy, max_new_tokens=case["length"]), [prompt], streams
-    )
+    stream = Stream(int(case["seed"]), "inference", case["position"])
+    task = Task(made, tokenizer, policy, max_new_tokens=case["length"])
+    pieces = generate(task, [prompt], lambda _: stream)
     continuation = complete(pieces)[0]
     used = [name for name, value in NEUTRAL.items() if case["policy"][name] != value]
     stages = ["greedy"] if policy.greedy else [name.replace("_", "-") for name in used]
@@ -215,8 +215,8 @@ def test_equal_pairs_are_joined_from_the_left():
 
 
 def python_parts(parts):
-    stream = TextStream()
-    return [*(stream.push(bytes.fromhex(part)) for part in parts), stream.close()]
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    return [*map(decoder.decode, map(bytes.fromhex, parts)), decoder.decode(b"", final=True)]
 
 
 def test_valid_bytes_cut_anywhere_become_the_text_of_python_part_by_part():

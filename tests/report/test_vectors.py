@@ -168,7 +168,7 @@ def run(given: Any) -> Any:
     sample = given["sample"]
     policy, length = Policy(**sample["policy"]), sample["max_new_tokens"]
     task = Task(made.model, made.tokenizer, policy, max_new_tokens=length)
-    pieces = generate(task, [sample["prompt"]], [Stream(int(sample["seed"]), "inference")])
+    pieces = generate(task, [sample["prompt"]], lambda _: Stream(int(sample["seed"]), "inference"))
     return {
         "losses": bits([record.loss for record in records]),
         "learning_rates": bits([record.learning_rate for record in records]),

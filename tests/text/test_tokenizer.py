@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import trainers
 
@@ -18,10 +18,9 @@ from minigen.errors import MinigenError, OptionError
 from minigen.text.tokenizer import (
     END_OF_TEXT,
     ByteTokenizer,
-    TextStream,
     _words,
-    characters,
     require_tokens,
+    to_bytes,
 )
 
 FABLE = (
@@ -357,38 +356,10 @@ def test_a_large_vocabulary_takes_wider_ids():
     assert wide.encode(b"\xff\xff \0\0").ids == [65536, 32, 257]
 
 
-def test_an_emoji_streamed_byte_by_byte_is_one_character():
-    stream = TextStream()
-    assert [stream.push(bytes([byte])) for byte in "😀".encode()] == ["", "", "", "😀"]
-    assert stream.close() == ""
-
-
-def test_what_never_becomes_a_character_is_replaced():
-    stream = TextStream()
-    assert stream.is_between
-    assert stream.push(b"a\xffb") == "a\ufffdb"
-    assert stream.push("😀".encode()[:2]) == ""
-    assert not stream.is_between
-    assert stream.push(b"c") == "\ufffdc"
-    assert stream.is_between
-    assert stream.push(b"d" + "😀".encode()[:3]) == "d"
-    assert stream.close() == "\ufffd"
-    assert stream.is_between
-    assert stream.push(b"c") == "c"
-
-
-@settings(max_examples=50)
-@given(st.text(max_size=50), st.integers(1, 5))
-def test_a_stream_gives_the_text_wherever_it_is_cut(text, size):
-    stream, data = TextStream(), text.encode()
-    parts = [stream.push(data[i : i + size]) for i in range(0, len(data), size)]
-    assert "".join(parts) + stream.close() == text
-
-
-def test_characters_are_bytes():
-    assert characters("é") == characters("é".encode()) == "\xc3\xa9"
+def test_a_text_is_bytes():
+    assert to_bytes("é") == to_bytes("é".encode()) == b"\xc3\xa9"
     with pytest.raises(OptionError, match=r"^a text must be a str or bytes \(got 5\)$"):
-        characters(5)
+        to_bytes(5)
 
 
 def test_several_lists_of_ids_are_refused_and_not_run_together():

@@ -241,7 +241,7 @@ def texts_of(model, tokenizer, seed):
     pieces = generate(
         Task(model, tokenizer, Policy(min_new_tokens=12), max_new_tokens=12),
         ["The fox", "grapes", ""],
-        [Stream(seed, f"inference/{row}") for row in range(3)],
+        lambda row: Stream(seed, f"inference/{row}"),
     )
     return [text.token_ids for text in complete(pieces)]
 
