@@ -4,7 +4,6 @@ Two ways to compute it, by contexts and by table, add the same integers: the sam
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +18,7 @@ from minigen.model.parallel import blocks, in_parallel, resources, scratch, shar
 PASSES = 38  # what the table's passes over the row of a token cost, in products
 PER_NANOSECOND = 32  # products that a thread computes
 COLUMNS = 512  # of W that a product takes at least, since it costs some time to begin one
-BLOCK = 1 << 19  # numbers of d that are held at once
+BLOCK = 1 << 20  # numbers of d that are held at once
 
 
 def cut(flat: Floats, V: int, K: int, D: int) -> tuple[Floats, Floats, Floats]:
@@ -127,7 +126,7 @@ class Batch(NamedTuple):
             return own
 
         cost = V + 3 * K * D * V // PER_NANOSECOND
-        for block in blocks(slice(0, len(self.contexts)), V, BLOCK):
+        for block in blocks(len(self.contexts), V, BLOCK):
             contexts, head = self.contexts[block], self.head.of(block)
             for own in in_parallel(add_up, shares(len(contexts), cost)):
                 if own is not sums:
@@ -145,17 +144,17 @@ class Batch(NamedTuple):
         R, token = len(cell), cell % V
         slots = number[cells] * g + np.arange(K) % g  # (N, K)
         bounds = np.searchsorted(cell, range(0, len(occurs) + 1, V)).tolist()
-        rows = [slice(*pair) for pair in pairwise(bounds)]
-        groups = list(zip(rows, blocks(slice(0, K), 1, g), strict=True))  # rows and positions
-        E, E_backward = (grids.E.take(token, axis=0) for grids in (self.forward, self.backward))
-        table, dT = scratch("table", R, g * V), scratch("dT", R, g * V)
+        groups = [(slice(*bounds[i : i + 2]), slice(i * g, i * g + g)) for i in range(-(-K // g))]
+        table = scratch("table", R, g * V)
+        dT = table if N * V <= BLOCK else scratch("dT", R, g * V)  # once it was read for all
         terms = scratch("terms", R, D)
         dE, dW, db = cut(sums, V, K, D)
 
         def fill(part: slice) -> None:
             for rows, positions in groups[part]:
+                E = self.forward.E.take(token[rows], axis=0)
                 W = self.forward.W[:, positions].reshape(D, -1)
-                exact_matmul(E[rows], W, out=table[rows, : W.shape[1]])
+                exact_matmul(E, W, out=table[rows, : W.shape[1]])
 
         def predict(part: slice) -> None:
             engine.gradients(table.reshape(-1, V), x[part], head.of(part), d[part])
@@ -165,19 +164,19 @@ class Batch(NamedTuple):
             own = dT[first:stop].reshape(-1, V)
             if block.start == 0:
                 own[...] = 0.0
-            its = slots[block, part.start * g : part.stop * g]
-            engine.scatter(d, its - first * g, own)
+            engine.scatter(d, slots[block, part.start * g : part.stop * g] - first * g, own)
             if block.stop == N:
                 for rows, positions in groups[part]:
+                    E = self.backward.E.take(token[rows], axis=0)
                     W = self.backward.W[:, positions].reshape(D, -1)
                     dT_of_group, dW_of_group = dT[rows, : W.shape[1]], dW[:, positions]
-                    exact_matmul(E_backward[rows].T, dT_of_group, out=dW_of_group.reshape(D, -1))
+                    exact_matmul(E.T, dT_of_group, out=dW_of_group.reshape(D, -1))
                     exact_matmul(dT_of_group, W.T, out=terms[rows])
 
         cost = g * V * (N // 5 + 3 * D * R // len(groups) // PER_NANOSECOND)
         parts = shares(len(groups), cost)
         in_parallel(fill, parts)
-        for block in blocks(slice(0, N), V, BLOCK):
+        for block in blocks(N, V, BLOCK):
             x, head = slots[block], self.head.of(block)
             d = scratch("d", len(x), V)
             in_parallel(predict, shares(len(x), V + K * V // 8))

@@ -28,7 +28,7 @@ def gradients(logits: Floats, slots: Integers, head: Head, d: Floats) -> None:
     """See ``Engine``."""
     unit, bias, targets, scale, losses = head
     V = len(bias)
-    for block in blocks(slice(0, len(d)), V):
+    for block in blocks(len(d), V):
         z = (one_hot(slots[block], len(logits)) @ logits) * unit + bias  # (n, V)
         below = gaps(z)
         w = integer_exp(below, weight_bits(V))
@@ -47,9 +47,10 @@ def elementwise(
 
     @np.errstate(over="ignore", invalid="ignore")  # the next step's range check tells
     def apply(part: slice) -> None:
-        for block in blocks(part):
+        for block in whole[part]:
             new = formula(*(array[block] for array in arrays), *scalars)
             for array, value in zip(out, new, strict=True):
                 array[block] = value
 
-    in_parallel(apply, shares(len(arrays[0])))
+    whole = blocks(len(arrays[0]))
+    in_parallel(apply, shares(len(whole), len(arrays[0]) // len(whole)))

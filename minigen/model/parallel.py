@@ -4,7 +4,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
 from math import prod
@@ -69,10 +69,18 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_own.forget)  # a forked process has no threads
 
 
+def _equal(size: int, count: int) -> list[slice]:
+    return [slice(size * i // count, size * (i + 1) // count) for i in range(count)]
+
+
 def shares(size: int, nanoseconds: int = 1) -> list[slice]:
     """Cut range(size) into equal parts, a thread each; an item takes about so long."""
-    parts = max(1, min(resources()[0], size, size * nanoseconds // GRAIN))
-    return [slice(size * i // parts, size * (i + 1) // parts) for i in range(parts)]
+    return _equal(size, max(1, min(resources()[0], size, size * nanoseconds // GRAIN)))
+
+
+def blocks(size: int, row_size: int = 1, block_size: int = 1 << 14) -> list[slice]:
+    """Cut range(size), of rows, into equal parts of about so many elements; of none, one part."""
+    return _equal(size, max(1, min(size, -(-size * row_size // block_size))))
 
 
 def in_parallel(work: Callable[[slice], Any], parts: list[slice]) -> list[Any]:
@@ -83,13 +91,6 @@ def in_parallel(work: Callable[[slice], Any], parts: list[slice]) -> list[Any]:
     except BaseException:
         _own.forget()  # a helper may still be writing into arrays that are used again
         raise
-
-
-def blocks(part: slice, row_size: int = 1, block_size: int = 1 << 14) -> Iterator[slice]:
-    """Cut a slice of rows into slices of about ``block_size`` elements; an empty one is one."""
-    height = max(1, block_size // row_size)
-    for start in range(part.start, part.stop, height) or [part.start]:
-        yield slice(start, min(start + height, part.stop))
 
 
 def scratch(name: str, *shape: int) -> Floats:

@@ -70,8 +70,7 @@ class Workers:
 
     def share(self, indices: Integers) -> Integers:
         """Return the part of a batch (N,) that is this worker's: (n,), perhaps none."""
-        start, stop = (len(indices) * rank // self.size for rank in (self.rank, self.rank + 1))
-        return indices[start:stop]
+        return np.array_split(indices, self.size)[self.rank]
 
     def total(self, work: Callable[[], Statistics], parameters: int) -> Statistics:
         """Sum over all workers what ``work`` returns for their shares of a step: the whole step.

@@ -4,6 +4,7 @@ import os
 import signal
 import warnings
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -100,11 +101,18 @@ def test_work_is_shared_once_there_is_a_grain_of_it_for_each_thread(use):
         assert (found[0].start, found[-1].stop) == (0, size)
 
 
-def test_rows_are_cut_into_blocks_of_so_many_elements():
-    assert list(blocks(slice(3, 10), block_size=4)) == [slice(3, 7), slice(7, 10)]
-    assert list(blocks(slice(3, 10), 2, 9)) == [slice(3, 7), slice(7, 10)]
-    assert list(blocks(slice(3, 5), 9, 4)) == [slice(3, 4), slice(4, 5)]
-    assert list(blocks(slice(3, 3))) == [slice(3, 3)]
+@pytest.mark.parametrize(
+    ("of", "ends"),
+    [
+        ((7, 1, 4), [3, 7]),
+        ((7, 2, 9), [3, 7]),
+        ((9, 1, 4), [3, 6, 9]),
+        ((2, 9, 4), [1, 2]),  # a row at least
+        ((0,), [0]),
+    ],
+)
+def test_rows_are_cut_into_equal_blocks_of_about_so_many_elements(of, ends):
+    assert blocks(*of) == [slice(*pair) for pair in pairwise([0, *ends])]
 
 
 def test_memory_that_nobody_holds_is_used_again_after_five_other_arrays():

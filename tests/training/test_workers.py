@@ -94,7 +94,7 @@ def test_a_batch_is_shared_out_whole_and_evenly():
     one.size = 3
     for one.rank in range(3):
         shares.append(one.share(np.arange(8)).tolist())
-    assert shares == [[0, 1], [2, 3, 4], [5, 6, 7]]
+    assert shares == [[0, 1, 2], [3, 4, 5], [6, 7]]
 
 
 def test_a_pool_shares_the_threads_out_and_gives_them_back(monkeypatch):
