@@ -5,7 +5,7 @@ range, a length) is said by whoever works with it.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, wraps
 from numbers import Integral, Real
 from pathlib import Path
@@ -75,36 +75,31 @@ def checked(function: Callable[P, R], *, types: bool = True) -> Callable[P, R]:
 def _rule(hint: Any) -> _Rule:
     """Read an annotation, one of those that public signatures have."""
     kind, parts = get_origin(hint) or hint, get_args(hint)
-    if hint in _RULES:
-        return _RULES[hint]
-    if kind is Callable:
-        return _Rule("a function", "", callable)
+    if rule := _RULES.get(hint) or _RULES.get(kind):
+        return rule
+    if not parts:
+        return _plain(f"a {kind.__name__}", "", kind)
+    rules = [*map(_rule, parts)]
     if kind in (Union, UnionType):
-        ones, severals, checks = zip(*map(_rule, parts), strict=True)
+        ones, severals, checks = zip(*rules, strict=True)
         one, several = (listed(dict.fromkeys(words), "or") for words in (ones, severals))
         return _Rule(one, several, lambda v: any(fits(v) for fits in checks))
+    _, several, fits = rules[-1]  # of the items, or of a dict's values
     if kind in (Mapping, dict):
-        _, several, fits = _rule(parts[1])
-        rule = f"a dict of {several}" if several else "a dict"
-        return _Rule(rule, "", lambda v: isinstance(v, kind) and all(map(fits, v.values())))
+        one = f"a dict of {several}" if several else "a dict"
+        return _Rule(one, "", lambda v: isinstance(v, kind) and all(map(fits, v.values())))
     if kind is tuple:
-        _, _, fits = _rule(parts[0])
         return _Rule(
             "a pair",
             "pairs",
             lambda v: isinstance(v, tuple | list) and len(v) == 2 and all(map(fits, v)),
         )
-    if kind in (Sequence, Iterable):
-        _, several, fits = _rule(parts[0])
-        return _Rule(f"a list of {several}", "lists", lambda v: is_list(v, kind, fits))
-    return _plain(f"a {kind.__name__}", "", kind)
+    return _Rule(f"a list of {several}", "lists", lambda v: is_list(v, kind, fits))
 
 
-def _plain(one: str, several: str, *kinds: type) -> _Rule:
+def _plain(one: str, several: str, kind: Any) -> _Rule:
     """Return the rule of a class. A bool is no more a number than a text is."""
-    return _Rule(
-        one, several, lambda v: isinstance(v, kinds) and (bool in kinds or not isinstance(v, bool))
-    )
+    return _Rule(one, several, lambda v: isinstance(v, kind) and not isinstance(v, bool))
 
 
 def is_list(value: Any, kind: Any, fits: Callable[[Any], bool] = lambda item: True) -> bool:
@@ -124,11 +119,12 @@ def _is_numeric(value: Any) -> bool:
 
 
 _RULES = {
-    Any: _plain("", "", object, bool),
-    object: _plain("", "", object, bool),
+    Any: _Rule("", "", lambda v: True),
+    object: _Rule("", "", lambda v: True),
+    Callable: _Rule("a function", "", callable),
     ArrayLike: _Rule("numbers", "", _is_numeric),
     NoneType: _plain("None", "None", NoneType),
-    bool: _plain("True or False", "", bool, np.bool_),
+    bool: _Rule("True or False", "", lambda v: isinstance(v, bool | np.bool_)),
     int: _plain("a whole number", "whole numbers", Integral),
     float: _plain("a number", "numbers", Real),
     str: _plain("a str", "str", str),

@@ -9,15 +9,13 @@ from minigen.exact.arithmetic import Floats, Integers, exp, log
 from minigen.model import head
 from minigen.text.tokenizer import Text
 
-SMALLEST = 2.0**-1022  # of the normal numbers
-
 
 def length_power(n: int, length_penalty: float) -> float:
     """n^α, exact for α = 0 and α = 1; never 0, so that a score may be divided by it."""
     n = max(1, n)  # of a text that died at once
     if length_penalty == 1:
         return float(n)
-    return max(float(exp(length_penalty * log(float(n)))), SMALLEST)
+    return max(float(exp(length_penalty * log(float(n)))), 2.0**-1022)
 
 
 def best_first(scores: Floats, count: int) -> Integers:
@@ -105,5 +103,4 @@ def beam_search(
         for beam, total in zip(beams, totals, strict=True):
             stuck.append(scored(beam, total))
             beam.give_up(overflow)
-    continuations = [beam.continuation() for beam in finished or best(stuck, 1)]
-    return [text for text in continuations if text]
+    return [beam.continuation() for beam in finished or best(stuck, 1)]

@@ -15,12 +15,13 @@ from minigen.errors import MinigenError, OptionError
 from minigen.exact.arithmetic import Floats, Integers
 from minigen.exact.streams import Stream
 from minigen.model import head
+from minigen.text.corpus import Tokens
 from minigen.text.tokenizer import END_OF_TEXT, ByteTokenizer, Text, Texts, to_bytes
 
 FinishReason = Literal["length", "stop", "end_of_text", "dead_end"]
 
 _WORDS_AHEAD = 64  # drawn at once from each stream
-_BLOCK = 1 << 16  # logits held at once where a whole text is scored
+_BLOCK = 1 << 16  # logits held at once where a whole text is read
 _MOST_LOGITS = 1 << 20  # worked on at once, of however many prompts
 
 
@@ -82,8 +83,9 @@ class StopStrings:
         Of both together, returns how many need not be held, and how many stand before the stop
         string that is now complete (of several the first, then the longest); None if none is.
         """
-        text = held + data
-        found = []
+        text, found = held + data, []
+        if not self.strings:  # the most frequent case
+            return len(text), None
         for string in self.strings:
             start = text.find(string, max(0, len(held) - len(string) + 1))
             if start >= 0:
@@ -94,12 +96,8 @@ class StopStrings:
 
 def _overlap(text: bytes, string: bytes) -> int:
     """Length of the longest end of the text that is a start of the string, but not all of it."""
-    start = max(0, len(text) - len(string) + 1)
-    while (start := text.find(string[:1], start)) >= 0:
-        if string.startswith(text[start:]):
-            return len(text) - start
-        start += 1
-    return 0
+    starts = range(max(0, len(text) - len(string) + 1), len(text))
+    return next((len(text) - i for i in starts if string.startswith(text[i:])), 0)
 
 
 class Task:
@@ -178,7 +176,8 @@ class Row:
 
     def push(self, token: int) -> Piece:
         """Add a token; return the piece, with the finished text where it ends."""
-        return Piece(self.index, token, self.add(token), self.continuation())
+        text = self.add(token)
+        return Piece(self.index, token, text, self.continuation() if self.finish_reason else None)
 
     def give_up(self, dead_end: DeadEndError) -> Piece:
         """End the text where no token is left; what was held back comes out."""
@@ -210,15 +209,14 @@ class Row:
         self._texts.append(text)
         return text
 
-    def continuation(self) -> Continuation | None:
-        """Return the record of the finished text; None before its end."""
-        if self.finish_reason is None:
-            return None
-        log_p = None
-        if self._task.log_probabilities:
-            whole = self.prompt_ids + self.token_ids
-            log_p = token_log_probabilities(self._task.model, whole, len(self.prompt_ids)).tolist()
-        text = "".join(self._texts)
+    def continuation(self) -> Continuation:
+        """Return the record of the finished text."""
+        assert self.finish_reason
+        task, log_p, text = self._task, None, "".join(self._texts)
+        if task.log_probabilities:
+            whole = tokens_of(self.prompt_ids + self.token_ids, task.tokenizer)
+            blocks = log_probabilities(task.model, whole, len(self.prompt_ids))
+            log_p = [nats for block in blocks for nats in block.tolist()]
         return Continuation(
             self.prompt, text, self.token_ids, self.finish_reason, log_p, **self.facts
         )
@@ -231,23 +229,26 @@ def padded_contexts(texts: Sequence[Sequence[int]], context_length: int) -> Inte
     return np.array(rows, dtype=np.int64).reshape(len(texts), context_length)
 
 
-def target_log_probabilities(model: LanguageModel, contexts: Integers, targets: Integers) -> Floats:
-    """Log-probability in nats of each target after its context. (N, K), (N,) → (N,)."""
-    result = np.empty(len(targets))
+def predictions(
+    model: LanguageModel, tokens: Tokens, start: int = 0
+) -> Iterator[tuple[Integers, Integers]]:
+    """Yield contexts (n, K) and targets (n,) of the predictions from ``start`` on, in blocks."""
     height = max(1, _BLOCK // model.vocab_size)
-    for start in range(0, len(targets), height):
-        block = slice(start, start + height)
-        log_p = head.log_softmax(model.logits(contexts[block]))  # (n, V)
-        result[block] = log_p[np.arange(len(log_p)), targets[block]]
-    return result
+    for first in range(start, len(tokens), height):
+        indices = np.arange(first, min(first + height, len(tokens)))
+        yield tokens.contexts_and_targets(indices, model.context_length)
 
 
-def token_log_probabilities(model: LanguageModel, tokens: Sequence[int], start: int = 0) -> Floats:
-    """Log-probability in nats of each token from ``start`` on, given those before it. (n,)."""
-    K = model.context_length
-    padded = np.array([END_OF_TEXT] * K + list(tokens), dtype=np.int64)
-    contexts = np.lib.stride_tricks.sliding_window_view(padded, K)[start:-1]  # (n, K)
-    return target_log_probabilities(model, contexts, padded[K + start :])
+def log_probabilities(model: LanguageModel, tokens: Tokens, start: int = 0) -> Iterator[Floats]:
+    """Yield the log-probabilities (n,) in nats of the targets from ``start`` on, in blocks."""
+    for contexts, targets in predictions(model, tokens, start):
+        log_p = head.log_softmax(model.logits(contexts))  # (n, V)
+        yield log_p[np.arange(len(targets)), targets]
+
+
+def tokens_of(ids: Sequence[int], tokenizer: ByteTokenizer) -> Tokens:
+    """Return the predictions of one text's ids; that it ends is none of them."""
+    return Tokens(np.array([END_OF_TEXT, *ids], dtype=np.int64), tokenizer)
 
 
 def check_vocabulary(model: LanguageModel, tokenizer: ByteTokenizer) -> None:

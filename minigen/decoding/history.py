@@ -1,7 +1,6 @@
 """The history of a text is what the rules of decoding ask about the tokens so far."""
 
 from collections.abc import Sequence
-from copy import copy
 
 import numpy as np
 
@@ -9,7 +8,10 @@ from minigen.exact.arithmetic import Floats
 
 
 class Ngrams:
-    """The n-grams of one text: which tokens would complete one that it already holds."""
+    """The n-grams of one text: which tokens would complete one that it already holds.
+
+    Where the text is shorter than n − 1 tokens, its prefix is too, as no later one is.
+    """
 
     def __init__(self, size: int, text: Sequence[int] = ()):
         self._size = size
@@ -18,31 +20,26 @@ class Ngrams:
         for token in text:
             self.append(int(token))
 
-    def _prefix(self) -> tuple[int, ...] | None:
-        start = len(self._text) - self._size + 1
-        return tuple(self._text[start:]) if start >= 0 else None
+    def _prefix(self) -> tuple[int, ...]:
+        return tuple(self._text[max(0, len(self._text) - self._size + 1) :])
 
     def repeating(self) -> list[int]:
         """Tokens that, coming next, would repeat an n-gram."""
-        return list(self._followers.get(self._prefix() or (), ()))
+        return list(self._followers.get(self._prefix(), ()))
 
     def append(self, token: int) -> None:
         """Add a token to the text."""
-        prefix = self._prefix()
-        if prefix is not None:
-            times = self._followers.setdefault(prefix, {})
-            times[token] = times.get(token, 0) + 1
+        times = self._followers.setdefault(self._prefix(), {})
+        times[token] = times.get(token, 0) + 1
         self._text.append(token)
 
     def pop(self) -> None:
         """Take the last token back."""
         token = self._text.pop()
-        prefix = self._prefix()
-        if prefix is not None:
-            times = self._followers[prefix]
-            times[token] -= 1
-            if not times[token]:
-                del times[token]
+        times = self._followers[self._prefix()]
+        times[token] -= 1
+        if not times[token]:
+            del times[token]
 
     def copy(self) -> "Ngrams":
         """Return an independent copy."""
@@ -74,12 +71,6 @@ class History:
         if counts_tokens:
             for i, text in enumerate(texts):
                 self.counts[i] = np.bincount(np.array(text, dtype=np.int64), minlength=vocab_size)
-
-    def alone(self, row: int) -> "History":
-        """Return the history of one text alone."""
-        alone = copy(self)
-        alone.select([row])
-        return alone
 
     def append(self, tokens: Sequence[int]) -> None:
         """Add one token to each text."""

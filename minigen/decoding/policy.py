@@ -6,6 +6,7 @@ and the option of the command line, the config key, their help and checks follow
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from math import inf, ulp
@@ -326,7 +327,8 @@ class Policy:
 
     def dead_end(self, logits: Floats, history: History, row: int) -> DeadEndError:
         """Say which rules left row ``row`` of the logits (R, V) no token."""
-        logits, history = logits[row : row + 1], history.alone(row)
+        logits, history = logits[row : row + 1], copy(history)
+        history.select([row])
         needed = self._steps["logits"]
         for step in needed:
             fewer = [other for other in needed if other is not step]

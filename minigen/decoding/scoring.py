@@ -4,7 +4,7 @@ Sums of nats run over integers of 2⁻⁴⁸ nats, so that neither order nor blo
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf, ldexp
 
@@ -13,11 +13,12 @@ import numpy as np
 from minigen.decoding.generation import (
     LanguageModel,
     check_vocabulary,
-    target_log_probabilities,
-    token_log_probabilities,
+    log_probabilities,
+    predictions,
+    tokens_of,
 )
 from minigen.errors import MinigenError, OptionError
-from minigen.exact.arithmetic import Floats, Integers, exact_sum, exp, integer_exp, log
+from minigen.exact.arithmetic import Floats, exact_sum, exp, integer_exp, log
 from minigen.model import head
 from minigen.text.corpus import Tokens
 from minigen.text.tokenizer import ByteTokenizer, Text
@@ -26,7 +27,6 @@ BINS = 15  # of the reliability table, as in Guo et al. 2017
 
 _PER_NAT = 2.0**48
 _LN2 = float(log(2.0))
-_BLOCK = 1 << 18  # logits held at once
 
 
 def in_units(nats: Floats) -> int:
@@ -75,26 +75,23 @@ def score(model: LanguageModel, tokenizer: ByteTokenizer, text: Text) -> Score:
     token_ids = list(tokenizer.encode(text).ids)
     if not token_ids:
         raise OptionError("a text to score must hold at least one byte (got 0 bytes)")
-    log_probabilities = token_log_probabilities(model, token_ids)
-    return summarize(token_ids, log_probabilities, len(tokenizer.decode(token_ids)))
+    log_p = np.concatenate([*log_probabilities(model, tokens_of(token_ids, tokenizer))])
+    return summarize(token_ids, log_p, len(tokenizer.decode(token_ids)))
 
 
-def _blocks(tokens: Tokens, model: LanguageModel) -> Iterator[tuple[Integers, Integers]]:
-    """Contexts (n, K) and targets (n,) of all predictions, a block at a time."""
+def _count(tokens: Tokens) -> int:
+    """Return the number of predictions; raises MinigenError where there is none."""
     if not len(tokens):
         raise MinigenError("a text to evaluate must hold at least one token (got 0)")
-    height = max(1, _BLOCK // model.vocab_size)
-    for start in range(0, len(tokens), height):
-        indices = np.arange(start, min(start + height, len(tokens)))
-        yield tokens.contexts_and_targets(indices, model.context_length)
+    return len(tokens)
 
 
 def mean_loss(model: LanguageModel, tokens: Tokens) -> float:
     """Mean negative log-likelihood of a tokenized text in nats per token."""
-    total = 0
-    for contexts, targets in _blocks(tokens, model):
-        total -= in_units(target_log_probabilities(model, contexts, targets))
-    return total / _PER_NAT / len(tokens)
+    n, total = _count(tokens), 0
+    for log_p in log_probabilities(model, tokens):
+        total -= in_units(log_p)
+    return total / _PER_NAT / n
 
 
 @dataclass(frozen=True)
@@ -133,12 +130,12 @@ class Evaluation:
 
 def evaluate(model: LanguageModel, tokens: Tokens) -> Evaluation:
     """Evaluate a model on a tokenized text, block by block. An empty one raises MinigenError."""
-    V = model.vocab_size
+    V, n = model.vocab_size, _count(tokens)
     bits = head.weight_bits(V)
     nats = 0
     bigrams: Counter[int] = Counter()
     counts, hits, confidences = [0] * BINS, [0] * BINS, [0] * BINS
-    for contexts, targets in _blocks(tokens, model):
+    for contexts, targets in predictions(model, tokens):
         gap = head.gaps(model.logits(contexts))  # (n, V)
         S = exact_sum(integer_exp(gap, bits), axis=1)  # (n,)
         missed = gap[np.arange(len(gap)), targets]  # (n,)
@@ -152,7 +149,6 @@ def evaluate(model: LanguageModel, tokens: Tokens) -> Evaluation:
             counts[i] += int(exact_sum(inside))
             hits[i] += int(exact_sum(right & inside))
             confidences[i] += in_units(confidence[inside])
-    n = len(tokens)
     loss = nats / _PER_NAT / n
     reliability = [
         ReliabilityBin(

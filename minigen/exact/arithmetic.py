@@ -200,17 +200,14 @@ def largest_magnitude(x: Floats) -> float:
     return max(float(np.max(x)), -float(np.min(x))) if x.size else 0.0
 
 
-def round_to_grid(
-    x: Floats, bits: int, *, unit: float | None = None, out: Floats | None = None
-) -> tuple[Floats, float]:
+def round_to_grid(x: Floats, bits: int) -> tuple[Floats, float]:
     """Round x once to integers of ``bits`` bits times one power of two.
 
     Returns (integers held in float64, |integers| ≤ 2^bits; unit): x ≈ integers·unit, off by half
     a unit at most. Rounding what lies on such a grid already changes nothing.
     """
-    unit = grid_unit(largest_magnitude(x), bits) if unit is None else unit
-    integers = np.multiply(x, 1.0 / unit, out=out)
-    return np.rint(integers, out=integers), unit
+    unit = grid_unit(largest_magnitude(x), bits)
+    return np.rint(x * (1.0 / unit)), unit
 
 
 def to_two_grids(x: Any, per_unit: float, per_other: float) -> tuple[Any, Any]:

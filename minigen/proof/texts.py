@@ -173,7 +173,6 @@ def _without_draft(number: int, claim: dict[str, Any], model: Generator) -> Verd
     is_ended = row.finish_reason is not None
     row.finish_reason = row.finish_reason or "dead_end"
     again = row.continuation()
-    assert again
     figures = {"finish_reason": again.finish_reason, "text": again.text} if is_ended else {}
     verdict = _compare_figures(number, claim, again.log_probabilities or [], figures)
     if not verdict.holds:

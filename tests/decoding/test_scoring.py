@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minigen.decoding import scoring
-from minigen.decoding.generation import padded_contexts, token_log_probabilities
+from minigen.decoding import generation, scoring
+from minigen.decoding.generation import log_probabilities, padded_contexts
 from minigen.decoding.scoring import entropy, evaluate, mean_loss, score, summarize
 from minigen.errors import MinigenError, OptionError
 from minigen.exact.streams import Stream
@@ -127,7 +127,7 @@ def test_entropy_is_the_mean_surprise_and_zero_where_one_token_is_certain():
 
 def test_a_loss_is_the_exact_sum_of_what_each_token_costs():
     tokens, model = tokens_of("a"), small_model()
-    log_p = token_log_probabilities(model, [*b"a", END_OF_TEXT])
+    (log_p,) = log_probabilities(model, tokens)
     expected = scoring.in_units(-log_p) / 2.0**48 / 2
     assert (evaluate(model, tokens).loss, mean_loss(model, tokens)) == (expected, expected)
 
@@ -135,7 +135,7 @@ def test_a_loss_is_the_exact_sum_of_what_each_token_costs():
 def test_blocks_change_no_bit(monkeypatch):
     tokens, model = tokens_of(TEXT, "Another one."), small_model()
     whole = evaluate(model, tokens), mean_loss(model, tokens)
-    monkeypatch.setattr(scoring, "_BLOCK", 7 * 257)
+    monkeypatch.setattr(generation, "_BLOCK", 7 * 257)
     assert (evaluate(model, tokens), mean_loss(model, tokens)) == whole
 
 

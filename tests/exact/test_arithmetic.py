@@ -310,15 +310,11 @@ def test_a_grid_refuses_what_is_not_finite_or_too_large(culprit):
         round_to_grid(np.array([1.0, culprit, 0.0]), 22)
 
 
-def test_a_grid_takes_any_layout_and_writes_where_it_is_told():
+def test_a_grid_takes_any_layout_and_leaves_what_it_was_given():
     x = generator(4).uniform(-1.0, 1.0, (6, 8))
-    integers, unit = round_to_grid(x, 22)
+    integers, _ = round_to_grid(x, 22)
     before = x.tobytes()
     assert round_to_grid(x.T, 22)[0].T.tobytes() == integers.tobytes()
-    out = np.empty_like(x)
-    assert round_to_grid(x, 22, out=out)[0] is out
-    assert out.tobytes() == integers.tobytes()
-    assert round_to_grid(x[:, :2], 22, unit=unit)[0].tobytes() == integers[:, :2].tobytes()
     assert x.tobytes() == before
 
 
