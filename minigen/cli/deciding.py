@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+import minigen
 from minigen.cli import cli
 from minigen.cli.options import (
     PolicyCommand,
@@ -37,7 +38,6 @@ def next_(model: str, prompt: bytes | None, top: int, as_json: bool, **options: 
     """
     policy = build_policy(options)
 
-    import minigen
     from minigen.text.tokenizer import END_OF_TEXT
 
     decision = minigen.load(model).next(read_text(prompt), top=top, policy=policy)
@@ -101,13 +101,12 @@ def head(logits: str, target: int | None, as_json: bool) -> None:
     """
     import numpy as np
 
-    from minigen.decoding.policy import Policy
     from minigen.model.head import log_softmax, loss_and_gradient, softmax
 
     z = np.array(parse_logits(logits))
     if not np.isfinite(z.max()):
         raise OptionError(f"the largest logit must be finite (got {z.max():g})")
-    greedy = Policy(temperature=0.0).choose(z)
+    greedy = minigen.Policy(temperature=0.0).choose(z)
     columns = {"logit": z, "probability": softmax(z), "ln p": log_softmax(z)}
     result: dict[str, Any] = {
         "probabilities": columns["probability"].tolist(),

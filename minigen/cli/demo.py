@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+import minigen
 from minigen.cli import cli
 from minigen.cli.options import out_option, overrides, report_option, set_option
 from minigen.cli.progress import note, progress_option
@@ -48,11 +49,10 @@ def demo(out: str | None, report: bool, settings: tuple[str, ...], progress: boo
     path = Path(out) if out else _free_folder()
 
     from minigen.proof.demonstration import Demonstration
-    from minigen.training.config import Config
-    from minigen.training.folder import RunFolder, require_empty
+    from minigen.training.folder import require_empty
 
     require_empty(path)
-    config = Config.load("fables", changes)
+    config = minigen.Config.load("fables", changes)
     steps, every = config.training.steps, config.sampling.every
     if not 1 <= every <= steps:
         note(
@@ -62,7 +62,7 @@ def demo(out: str | None, report: bool, settings: tuple[str, ...], progress: boo
     demonstration = Demonstration(config)
     run, twin = demonstration.run, demonstration.twin
     with deferred_interrupts(run.workers):
-        folder = RunFolder.create(path, run)
+        folder = minigen.RunFolder.create(path, run)
     click.echo(f"Training {run.model.flat.size:,} weights for {steps} steps, with samples.")
     if not follow(demonstration.watch(run, folder.steps()), run, progress, show_record):
         return interrupted(folder)

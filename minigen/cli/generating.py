@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import minigen
 from minigen.cli import cli
 from minigen.cli.options import (
     PATH,
@@ -25,7 +26,7 @@ from minigen.cli.options import (
 from minigen.cli.progress import note
 
 if TYPE_CHECKING:
-    from minigen.decoding.generation import Piece
+    from minigen.decoding.generation import Continuation, Piece
     from minigen.decoding.policy import Policy
 
 
@@ -56,24 +57,15 @@ def _prompts(prompt: bytes | None, path: str | None) -> list[bytes]:
     return prompts
 
 
-class InOrder:
-    """Hands pieces on text by text, in the order of the prompts, as soon as that is possible."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[int, list[Piece]] = {}
-        self._row = 0
-
-    def push(self, piece: "Piece") -> "Iterator[Piece]":
-        """Take one piece; yield those that have no unfinished text before them."""
-        self._waiting.setdefault(piece.row, []).append(piece)
-        while ready := self._waiting.get(self._row):
+def in_order(pieces: "Iterator[Piece]") -> "Iterator[Piece]":
+    """Yield pieces text by text, in the order of the prompts, as soon as that is possible."""
+    waiting: dict[int, list[Piece]] = {}
+    row = 0
+    for piece in pieces:
+        waiting.setdefault(piece.row, []).append(piece)
+        while ready := waiting.pop(row, []):
             yield from ready
-            del self._waiting[self._row]
-            self._row += ready[-1].continuation is not None
-
-    def rest(self) -> "list[Piece]":
-        """Return the last piece of each other text, where the generation was stopped."""
-        return [pieces[-1] for _, pieces in sorted(self._waiting.items())]
+            row += ready[-1].continuation is not None
 
 
 def _refuse_what_does_nothing(context: click.Context, policy: "Policy") -> None:
@@ -172,57 +164,50 @@ def generate(
     _refuse_what_does_nothing(click.get_current_context(), policy)
     prompts = _prompts(prompt, prompts_path)
 
-    import minigen
     from minigen.decoding.generation import Piece
 
     generator = minigen.load(model)
     drafter = minigen.load(draft) if draft is not None else None
     common: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop": stop, "policy": policy}
+    facts = common | {
+        "stop": [string.decode(errors="replace") for string in stop],
+        "policy": policy.changed,
+        "model": generator.fingerprint,
+        "seed": None if policy.greedy or num_beams > 1 else seed,
+    }
+    common["log_probabilities"] = as_json
     if num_beams > 1:
         beam_options: dict[str, Any] = {"num_beams": num_beams, "length_penalty": length_penalty}
-        best = (
-            generator.beams(text, log_probabilities=as_json, **beam_options, **common)[0]
-            for text in prompts
-        )
+        facts |= beam_options
+        best = (generator.beams(text, **beam_options, **common)[0] for text in prompts)
         pieces: Iterator[Piece] = (
             Piece(row, None, text.text, text) for row, text in enumerate(best)
         )
     else:
+        draft_options: dict[str, Any] = {"draft": drafter, "num_draft_tokens": num_draft_tokens}
+        if drafter:
+            facts |= draft_options | {"draft": drafter.fingerprint}
         pieces = generator.pieces(
-            prompts,
-            num_samples=num_samples,
-            seed=seed,
-            draft=drafter,
-            num_draft_tokens=num_draft_tokens,
-            log_probabilities=as_json,
-            **common,
+            prompts, num_samples=num_samples, seed=seed, **draft_options, **common
         )
-    if not as_json:
+    if as_json:
+        _print_json_lines(_explained(pieces), prompts, num_samples, facts)
+    else:
         _print_texts(_explained(pieces), prompts, num_samples, live=stream)
-        return
-    facts = common | {"model": generator.fingerprint, "policy": policy.changed}
-    facts["stop"] = [string.decode(errors="replace") for string in stop]
-    facts["seed"] = None if policy.greedy or num_beams > 1 else seed
-    if num_beams > 1:
-        facts |= beam_options
-    if drafter:
-        facts |= {"draft": drafter.fingerprint, "num_draft_tokens": num_draft_tokens}
-    _print_json_lines(_explained(pieces), prompts, num_samples, facts)
 
 
 def _print_texts(
     pieces: "Iterator[Piece]", prompts: list[bytes], num_samples: int, live: bool
 ) -> None:
     """Write texts in order while they are made in any order: the first unfinished one live."""
-    order, is_new = InOrder(), True
-    for piece in pieces:
-        for ready in order.push(piece):
-            if is_new:  # of the prompt all whole characters
-                sys.stdout.write("---\n" if ready.row else "")
-                prompt = prompts[ready.row // num_samples]
-                sys.stdout.write(getincrementaldecoder("utf-8")("replace").decode(prompt))
-            is_new = ready.continuation is not None
-            sys.stdout.write(ready.text + "\n" * is_new)
+    is_new = True
+    for piece in in_order(pieces):
+        if is_new:  # of the prompt all whole characters
+            sys.stdout.write("---\n" if piece.row else "")
+            prompt = prompts[piece.row // num_samples]
+            sys.stdout.write(getincrementaldecoder("utf-8")("replace").decode(prompt))
+        is_new = piece.continuation is not None
+        sys.stdout.write(piece.text + "\n" * is_new)
         if live:
             sys.stdout.flush()
 
@@ -231,31 +216,35 @@ def _print_json_lines(
     pieces: "Iterator[Piece]", prompts: list[bytes], num_samples: int, facts: dict[str, Any]
 ) -> None:
     """Print a line for each text, in order; stopped half-way, what was finished by then is out."""
+    finished: dict[int, Continuation] = {}
 
-    def show(piece: "Piece") -> None:
-        if not (text := piece.continuation):
-            return
+    def show(row: int) -> None:
+        text = finished[row]
         line = {
-            "prompt": prompts[piece.row // num_samples].decode(errors="replace"),
+            "prompt": prompts[row // num_samples].decode(errors="replace"),
             "text": text.text,
             "token_ids": text.token_ids,
             "log_probabilities": text.log_probabilities,
             "finish_reason": text.finish_reason,
-            "sample": piece.row % num_samples,
+            "sample": row % num_samples,
             **facts,
         }
         if text.acceptance_rate is not None:
             line["acceptance_rate"] = text.acceptance_rate
         print_json(line)
+        del finished[row]
 
-    order = InOrder()
+    row = 0
     try:
         for piece in pieces:
-            for ready in order.push(piece):
-                show(ready)
+            if piece.continuation:
+                finished[piece.row] = piece.continuation
+            while row in finished:
+                show(row)
+                row += 1
     finally:
-        for ready in order.rest():
-            show(ready)
+        for row in sorted(finished):
+            show(row)
 
 
 def _explained(pieces: "Iterator[Piece]") -> "Iterator[Piece]":

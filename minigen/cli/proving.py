@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+import minigen
 from minigen.cli import cli
 from minigen.cli.options import (
     PATH,
@@ -64,10 +65,9 @@ def prove(
 
     from minigen.proof.proving import EXPERIMENTS, proven
     from minigen.proof.proving import prove as prove_all
-    from minigen.training.config import Config
 
     claims = []
-    loaded = Config.load(config or "fables", changes)
+    loaded = minigen.Config.load(config or "fables", changes)
     with reading_progress(progress) as reading:
         experiments = prove_all(loaded, progress=reading)
     for number, experiment in enumerate(EXPERIMENTS, start=1):
@@ -192,10 +192,11 @@ def verify(
 
 def _verify_texts(model: str, lines: str, draft: str | None, as_json: bool) -> int:
     from minigen.proof.texts import check
-    from minigen.training.loading import load
 
     verdicts = []
-    for verdict in check(read_file(lines), load(model), load(draft) if draft else None):
+    for verdict in check(
+        read_file(lines), minigen.load(model), minigen.load(draft) if draft else None
+    ):
         verdicts.append(verdict)
         if not as_json:
             mark = {True: "true", False: "NOT TRUE", None: "cannot be told"}[verdict.holds]

@@ -4,6 +4,7 @@ from dataclasses import asdict
 
 import click
 
+import minigen
 from minigen.cli import cli
 from minigen.cli.options import (
     PATH,
@@ -37,7 +38,6 @@ def score(model: str, text: bytes | None, path: str | None, as_json: bool) -> No
         raise click.UsageError("give TEXT or --file, one of the two")
     data = read_text(text, path)
 
-    import minigen
     from minigen.exact.arithmetic import exp
 
     generator = minigen.load(model)
@@ -70,8 +70,6 @@ def evaluate(model: str, texts: tuple[str, ...], as_json: bool) -> None:
     Example:
       minigen evaluate runs/fables --text book.txt
     """
-    import minigen
-
     with clock("evaluating"):
         result = minigen.load(model).evaluate(paths=texts)
     if as_json:

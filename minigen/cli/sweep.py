@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+import minigen
 from minigen import files
 from minigen.cli import cli
 from minigen.cli.options import config_options, out_option, overrides
@@ -19,7 +20,6 @@ from minigen.cli.training import deferred_interrupts, one_voice, to_go_on
 from minigen.errors import MinigenError, OptionError
 
 if TYPE_CHECKING:
-    from minigen.training.config import Config
     from minigen.training.workers import Workers
 
 _GLANCE = 0.5  # seconds between two looks at how far the runs have come
@@ -52,18 +52,17 @@ def sweep(
     path = Path(out or f"runs/{Path(config or 'fables').stem}-sweep")
     with one_voice() as workers:
         from minigen.training import sweep as sweeping
-        from minigen.training.config import Config
 
         owned: list[files.Ownership | None] = []  # to the end of the sweep
         given = {"CONFIG": config, "--text": texts, "--set": settings, "--seeds": seeds}
 
-        def load() -> dict[Path, Config]:
+        def load() -> dict[Path, minigen.Config]:
             if resume and (named := [name for name, value in given.items() if value]):
                 raise OptionError(
                     f"--resume takes all of it from the folder, so {', '.join(named)} must go"
                 )
             if not resume:
-                base = Config.load(config or "fables", overrides((), texts))
+                base = minigen.Config.load(config or "fables", overrides((), texts))
                 chosen = sweeping.parse_seeds(str(base.run.seed) if seeds is None else seeds)
                 planned = sweeping.plan(base, sweeping.parse_axes(settings), chosen)
                 owned.append(sweeping.create(path, planned))
@@ -97,7 +96,7 @@ def sweep(
 
 
 def _train_all(
-    todo: "Mapping[Path, Config]", workers: "Workers", progress: bool | None
+    todo: "Mapping[Path, minigen.Config]", workers: "Workers", progress: bool | None
 ) -> dict[Path, MinigenError]:
     """Train each run, showing how far all of them have come; return what went wrong with which."""
     from minigen.training.pool import pool
@@ -144,9 +143,6 @@ def _process() -> "Workers":
 
 def _train(folder: Path) -> None:
     """Train the run of a sub-folder to its end, in a process of the pool."""
-    from minigen.training.config import Config
-    from minigen.training.folder import RunFolder
-
     if not folder.is_dir():
         raise MinigenError(
             f"{platform.node()} does not see it: --out must be on a disk that all workers share"
@@ -155,7 +151,7 @@ def _train(folder: Path) -> None:
     with deferred_interrupts(process):
         if process.is_stopping():
             raise KeyboardInterrupt
-        run = RunFolder.resume(folder, Config.of_run(folder), workers=process)
+        run = minigen.RunFolder.resume(folder, minigen.Config.of_run(folder), workers=process)
         for _ in run.steps():
             if process.is_stopping():
                 run.save()

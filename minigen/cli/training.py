@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+import minigen
 from minigen.cli import cli
 from minigen.cli.options import config_options, out_option, overrides, report_option
 from minigen.cli.progress import bar, clock, note, progress_option, reading_progress
@@ -20,8 +21,7 @@ from minigen.errors import MinigenError, OptionError
 from minigen.signals import heard_by, let_pass
 
 if TYPE_CHECKING:
-    from minigen.training.folder import RunFolder
-    from minigen.training.run import Run, StepRecord
+    from minigen.training.run import StepRecord
     from minigen.training.workers import Workers
 
 
@@ -72,7 +72,7 @@ def show_record(record: "StepRecord") -> None:
 
 def follow(
     records: Iterator["StepRecord"],
-    run: "Run",
+    run: "minigen.Run",
     progress: bool | None,
     show: Callable[["StepRecord"], None] = lambda record: None,
     *,
@@ -96,7 +96,7 @@ def follow(
     return True
 
 
-def _train(folder: "RunFolder", progress: bool | None) -> bool:
+def _train(folder: "minigen.RunFolder", progress: bool | None) -> bool:
     run = folder.run
     if (V := run.tokenizer.vocab_size) < run.config.tokenizer.vocab_size:
         note(f"the text has pairs for {V} tokens, fewer than tokenizer.vocab_size allows")
@@ -136,11 +136,9 @@ def train(
     """
     path = Path(out or f"runs/{Path(config or 'fables').stem}")
 
-    from minigen.training.config import Config
-    from minigen.training.folder import CONFIG, RunFolder, require_empty
-    from minigen.training.run import Run
+    from minigen.training.folder import CONFIG, require_empty
 
-    def load() -> Config:
+    def load() -> minigen.Config:
         if resume and config is not None:
             raise OptionError(
                 f"--resume takes the config from the folder, so CONFIG must go (got {config!r})"
@@ -148,12 +146,12 @@ def train(
         changes = overrides(settings, texts)
         if not resume:
             require_empty(path)
-            return Config.load(config or "fables", changes)
+            return minigen.Config.load(config or "fables", changes)
         if not (path / CONFIG).is_file():
             is_free = not path.exists() or (path.is_dir() and not any(path.iterdir()))
             cure = "train without --resume" if is_free else f"it has no {CONFIG}"
             raise MinigenError(f"{path} holds no run to resume: {cure}")
-        loaded = Config.of_run(path, changes)
+        loaded = minigen.Config.of_run(path, changes)
         if "-" in loaded.corpus.text and "corpus.text" not in changes:
             raise MinigenError(
                 f"the run in {path} was trained on standard input: give the same text with --text"
@@ -164,11 +162,11 @@ def train(
         with reading_progress(progress) as reading:
             loaded = workers.from_first(load)
             if resume:
-                folder = RunFolder.resume(path, loaded, progress=reading, workers=workers)
+                folder = minigen.RunFolder.resume(path, loaded, progress=reading, workers=workers)
             else:
-                run = Run(loaded, progress=reading, workers=workers)
+                run = minigen.Run(loaded, progress=reading, workers=workers)
                 with deferred_interrupts(workers):  # from here on there is something to go on with
-                    folder = RunFolder.create(path, run)
+                    folder = minigen.RunFolder.create(path, run)
         run = folder.run
         if run.step == run.config.training.steps:
             note(f"nothing left to do: all {run.step} steps are done")
@@ -190,7 +188,7 @@ def write_page(run: str | Path, out: str | None = None) -> None:
     click.echo(f"report {page}")
 
 
-def interrupted(folder: "RunFolder") -> int:
+def interrupted(folder: "minigen.RunFolder") -> int:
     """Save the run, say how to go on, and return the exit status."""
     with heard_by(let_pass):  # some launchers say it twice
         folder.save()

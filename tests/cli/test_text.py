@@ -7,12 +7,12 @@ import pty
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from minigen.cli.generating import InOrder
+from minigen.cli.generating import _print_json_lines, in_order
 from minigen.cli.outlets import visible
 from minigen.decoding.generation import Continuation, Piece
 from tests.conftest import PATIENCE, TINY_SETTINGS, Result
@@ -196,19 +196,36 @@ def test_only_what_cannot_be_seen_is_escaped() -> None:
 # ---- Nothing waits for all
 
 
-def test_pieces_come_text_by_text_and_of_what_was_stopped_the_last_ones() -> None:
-    order = InOrder()
+def test_pieces_come_text_by_text_each_as_soon_as_no_unfinished_text_is_before_it() -> None:
     text = Continuation(b"", "", [], "length")
     ends = [Piece(row, 1, "", text) for row in range(4)]
     first, begun, further = (Piece(row, 1, "", None) for row in (0, 2, 2))
-    assert list(order.push(ends[1])) == []
-    assert list(order.push(first)) == [first]
-    for piece in (ends[3], begun, further):
-        assert list(order.push(piece)) == []
-    assert order.rest() == [ends[1], further, ends[3]]
-    assert list(order.push(ends[0])) == [ends[0], ends[1], begun, further]
-    assert list(order.push(ends[2])) == [ends[2], ends[3]]
-    assert order.rest() == []
+    taken: list[Piece] = []
+
+    def made() -> Iterator[Piece]:
+        for piece in (ends[1], first, ends[3], begun, further, ends[0], ends[2]):
+            taken.append(piece)
+            yield piece
+
+    come = [(piece, len(taken)) for piece in in_order(made())]
+    of_the_sixth = [(piece, 6) for piece in (ends[0], ends[1], begun, further)]
+    assert come == [(first, 2), *of_the_sixth, (ends[2], 7), (ends[3], 7)]
+
+
+def test_lines_come_in_order_and_of_what_was_stopped_those_that_were_finished(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def stopped() -> Iterator[Piece]:
+        for row in (4, 1, 0, 3):
+            yield Piece(row, 1, "", None)
+            yield Piece(row, 1, "", Continuation(b"", str(row), [], "length"))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _print_json_lines(stopped(), [b"a", b"b", b"c"], 2, {"seed": 0})
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    told = [(line["text"], line["prompt"], line["sample"], line["seed"]) for line in lines]
+    assert told == [("0", "a", 0, 0), ("1", "a", 1, 0), ("3", "b", 1, 0), ("4", "c", 0, 0)]
 
 
 @pytest.mark.parametrize("how", [[], ["--num-beams", "3"], ["--draft"]], ids=str)
