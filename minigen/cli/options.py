@@ -108,7 +108,7 @@ def out_option(default: str) -> Decorator:
     return click.option("--out", type=PATH, metavar="DIR", help=text)
 
 
-def count_option(name: str, default: int, text: str) -> Decorator:
+def count_option(name: str, default: int | None, text: str) -> Decorator:
     """Return an option that takes a whole number from 1 on."""
     kind = click.IntRange(min=1)
     return click.option(name, type=kind, metavar="N", default=default, show_default=True, help=text)
@@ -158,12 +158,6 @@ def _token_bias(text: str) -> tuple[int, float]:
         raise click.BadParameter(f"must be ID=BIAS, as 101=-2.5 (got {text!r})") from None
 
 
-def _biases(
-    _ctx: click.Context, _param: click.Parameter, pairs: tuple[tuple[int, float], ...]
-) -> dict[int, float]:
-    return dict(pairs)
-
-
 class PolicyCommand(click.Command):
     """A command that takes every option of a Policy as well, in the order in which they apply.
 
@@ -186,7 +180,7 @@ def _policy_options() -> Iterator[click.Parameter]:
             yield click.Option(flags, multiple=True, type=int, metavar="ID", help=repeated)
         elif isinstance(option.kind, Biases):
             how: dict[str, Any] = {"type": _token_bias, "metavar": "ID=BIAS", "help": repeated}
-            yield click.Option([flag], multiple=True, callback=_biases, **how)
+            yield click.Option([flag], multiple=True, callback=lambda _, __, v: dict(v), **how)
         else:
             default = "" if option.default is None else f"  [default: {option.default:g}]"
             kind = int if option.kind.is_whole else float

@@ -16,6 +16,7 @@ from minigen.cli import cli
 from minigen.cli.options import (
     PATH,
     config_options,
+    count_option,
     json_option,
     model_argument,
     overrides,
@@ -100,22 +101,14 @@ def prove(
 
 
 def _row(name: str, verdict: str, text: str) -> None:
-    lines = textwrap.wrap(text, 60) or [""]
-    click.echo(f"{name:24s}{verdict:16s}{lines[0]}")
-    for line in lines[1:]:
-        click.echo(f"{'':40s}{line}")
+    start = f"{name:24s}{verdict:16s}"
+    click.echo(textwrap.fill(text, 100, initial_indent=start, subsequent_indent=" " * 40))
 
 
 @cli.command()
 @model_argument
 @text_option
-@click.option(
-    "--segments",
-    "count",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Check so many segments, drawn, instead of all.",
-)
+@count_option("--segments", None, "Check so many segments, drawn, instead of all.")
 @click.option(
     "--seed", type=click.IntRange(min=0), metavar="N", help="Which are drawn.  [default: 0]"
 )
@@ -134,7 +127,7 @@ def _row(name: str, verdict: str, text: str) -> None:
 def verify(
     model: str,
     texts: tuple[str, ...],
-    count: int | None,
+    segments: int | None,
     seed: int | None,
     lines: str | None,
     draft: str | None,
@@ -157,13 +150,13 @@ def verify(
       minigen generate runs/fables "Once" --json | minigen verify runs/fables --texts -
     """
     if lines is not None:
-        others = {"--text": texts, "--segments": count is not None, "--seed": seed is not None}
+        others = {"--text": texts, "--segments": segments is not None, "--seed": seed is not None}
         if given := [name for name, value in others.items() if value]:
             raise click.UsageError(f"--texts trains nothing, so {given[0]} has no meaning with it")
         return _verify_texts(model, lines, draft, as_json)
     if draft is not None:
         raise click.UsageError("--draft is for texts that a draft had a say in: give --texts too")
-    if seed is not None and count is None:
+    if seed is not None and segments is None:
         raise click.UsageError("--seed says which segments are drawn: give --segments too")
 
     from minigen.proof.verification import Verification
@@ -173,8 +166,8 @@ def verify(
 
         def find() -> None:
             verifications.append(Verification(model, texts))
-            if count is not None:
-                verifications[0].draw(count, seed or 0)
+            if segments is not None:
+                verifications[0].draw(segments, seed or 0)
 
         workers.from_first(find)
         try:

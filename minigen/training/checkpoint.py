@@ -73,10 +73,6 @@ class Checkpoint:
         return is_text(sha256, self.corpus_sha256, self.corpus_files)
 
 
-class _UnfitError(Exception):
-    """Why a checkpoint is not fit to be saved or loaded: the end of a sentence."""
-
-
 def is_text(sha256: str, recorded: str, files: int | None) -> bool:
     """Whether a text of this hash is the one that was recorded.
 
@@ -113,11 +109,11 @@ def save(path: str | Path, checkpoint: Checkpoint) -> None:
         _check_shapes({name: tensor.shape for name, tensor in tensors.items()}, description)
         _check_finite(tensors)
         if not _is_named_rightly(Path(path), checkpoint.step):
-            raise _UnfitError(f"its name is that of another step, and it is of {checkpoint.step}")
+            raise MinigenError(f"its name is that of another step, and it is of {checkpoint.step}")
         text = _canonical({**description, "checksum": _checksum(description)})
         header = _header(tensors, text)
         _check_described(len(header) - 8, reduce(add, (one.nbytes for one in contents)))
-    except _UnfitError as error:
+    except MinigenError as error:
         raise MinigenError(f"cannot save {path}: {error}") from None
     write_atomically(path, header, *contents)
 
@@ -131,7 +127,7 @@ def load(path: str | Path, *, moments: bool = True) -> Checkpoint:
     path = Path(path)
     try:
         if not path.is_file():
-            raise _UnfitError("it is not a file" if path.exists() else "there is no such file")
+            raise MinigenError("it is not a file" if path.exists() else "there is no such file")
         _check_size(path)
         with safe_open(path, framework="numpy") as file:
             description = _unseal(file.metadata() or {})
@@ -139,20 +135,20 @@ def load(path: str | Path, *, moments: bool = True) -> Checkpoint:
             headers = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
             for name, header in headers.items():
                 if header.get_dtype() != "F64":
-                    raise _UnfitError(f"tensor {name} must be F64 (got {header.get_dtype()})")
+                    raise MinigenError(f"tensor {name} must be F64 (got {header.get_dtype()})")
             shapes = {name: tuple(header.get_shape()) for name, header in headers.items()}
             _check_shapes(shapes, description)
             tensors = {}
             for name in shapes:
                 tensor = file.get_tensor(name)
                 if _sha256(tensor) != description["tensors"][name].get("sha256"):
-                    raise _UnfitError(
+                    raise MinigenError(
                         f"it is damaged: the bytes of {name} do not match their SHA-256"
                     )
                 _check_finite({name: tensor})
                 if moments or name in PARAMETERS:
                     tensors[name] = tensor
-    except (SafetensorError, OSError, MinigenError, _UnfitError) as error:
+    except (SafetensorError, OSError, MinigenError) as error:
         raise MinigenError(f"cannot load {path}: {_reason(path, error)}") from None
     if not _is_named_rightly(path, description["step"]):
         raise MinigenError(
@@ -222,7 +218,7 @@ def _canonical(description: object) -> str:
     try:
         return json.dumps(description, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise _UnfitError(f"its description must be JSON: {error}") from None
+        raise MinigenError(f"its description must be JSON: {error}") from None
 
 
 def _checksum(description: dict[str, Any]) -> str:
@@ -231,23 +227,23 @@ def _checksum(description: dict[str, Any]) -> str:
 
 def _unseal(metadata: dict[str, str]) -> dict[str, Any]:
     if list(metadata) != ["minigen"]:
-        raise _UnfitError("it is a safetensors file, but not one of minigen's")
+        raise MinigenError("it is a safetensors file, but not one of minigen's")
     try:
         description = json.loads(metadata["minigen"])
         canonical = _canonical(description)
     except (ValueError, RecursionError):
-        raise _UnfitError("it is damaged: its description is not JSON") from None
+        raise MinigenError("it is damaged: its description is not JSON") from None
     if not isinstance(description, dict):
-        raise _UnfitError("it is damaged: its description is not a JSON object")
+        raise MinigenError("it is damaged: its description is not a JSON object")
     if description.get("format") not in _READABLE:
-        raise _UnfitError(
+        raise MinigenError(
             f"its format is {shown(description.get('format'))} and this minigen reads "
             f"{' and '.join(map(str, _READABLE))}: "
             "use the version of minigen that wrote it"
         )
     checksum = description.pop("checksum", None)
     if canonical != metadata["minigen"] or checksum != _checksum(description):
-        raise _UnfitError("it is damaged: its description does not match its checksum")
+        raise MinigenError("it is damaged: its description does not match its checksum")
     _check_description(description)
     return description
 
@@ -265,7 +261,7 @@ def _check_size(path: Path) -> None:
 def _check_described(described: int, rest: int) -> None:
     """Refuse a description, in bytes, that a file with so many of tensors has no use for."""
     if described > _MOST_DESCRIBED + rest:
-        raise _UnfitError(
+        raise MinigenError(
             f"its description must have at most {_MOST_DESCRIBED} bytes more than its tensors "
             f"(it has {described}, they {rest}): shorten sampling.prompt"
         )
@@ -274,19 +270,19 @@ def _check_described(described: int, rest: int) -> None:
 def _check_step(description: dict[str, Any]) -> None:
     step, training = description["step"], description["config"].get("training", {})
     if step > (steps := training.get("steps", step)):
-        raise _UnfitError(f"it cannot be right: it is at step {step} of training.steps = {steps}")
+        raise MinigenError(f"it cannot be right: it is at step {step} of training.steps = {steps}")
 
 
 def _check_config(config: dict[str, Any]) -> None:
     """Check what is used of a config before, or without, ``Config.from_dict``."""
     for name, table in config.items():
         if not isinstance(table, dict):
-            raise _UnfitError(f"its config is damaged: {name[:80]} must be a table")
+            raise MinigenError(f"its config is damaged: {name[:80]} must be a table")
     text = config.get("corpus", {}).get("text", "external")
     if text not in ("fables", "external"):  # no path from a checkpoint is ever opened
-        raise _UnfitError('corpus.text in it must be "fables" or "external", never a path')
+        raise MinigenError('corpus.text in it must be "fables" or "external", never a path')
     if type(config.get("training", {}).get("steps", 0)) is not int:
-        raise _UnfitError("training.steps in it must be an integer")
+        raise MinigenError("training.steps in it must be an integer")
 
 
 def _check_description(description: dict[str, Any]) -> None:
@@ -295,24 +291,24 @@ def _check_description(description: dict[str, Any]) -> None:
     logs = description.get("logs", dict.fromkeys(VOUCHED, NO_LOG))  # not in every file
     files = description.get("corpus_files", 1)
     if description.keys() - {"logs", "corpus_files"} != kinds.keys():
-        raise _UnfitError(f"its description must hold {', '.join(kinds)}")
+        raise MinigenError(f"its description must hold {', '.join(kinds)}")
     for key, kind in kinds.items():
         if type(description[key]) is not kind:
-            raise _UnfitError(f"{key} must be of type {kind.__name__}")
+            raise MinigenError(f"{key} must be of type {kind.__name__}")
     _check_config(description["config"])
     streams = description["streams"]
     if odd := sorted(streams.keys() - _KNOWN_STREAMS):
-        raise _UnfitError(f"it holds a stream that no run has: {odd[0][:80]!r}")
+        raise MinigenError(f"it holds a stream that no run has: {odd[0][:80]!r}")
     if missing := [name for name in STREAMS if name not in streams]:
-        raise _UnfitError(f"the positions of these streams are missing: {', '.join(missing)}")
+        raise MinigenError(f"the positions of these streams are missing: {', '.join(missing)}")
     is_whole = isinstance(logs, dict) and logs.keys() == set(VOUCHED)
     if not (is_whole and all(map(_is_state, logs.values()))):
-        raise _UnfitError(f"logs must hold the bytes and the sha256 of {' and '.join(VOUCHED)}")
+        raise MinigenError(f"logs must hold the bytes and the sha256 of {' and '.join(VOUCHED)}")
     counts = {"step": description["step"], "corpus_files": files, **streams}
     for name, count in counts.items():
         if type(count) is not int or not 0 <= count < MOST_WORDS:
             got = shown(count)
-            raise _UnfitError(f"{name} must be an integer from 0 to below 2^258 (got {got})")
+            raise MinigenError(f"{name} must be an integer from 0 to below 2^258 (got {got})")
 
 
 def _is_state(state: object) -> bool:
@@ -330,27 +326,27 @@ def _check_shapes(shapes: Shapes, description: dict[str, Any]) -> None:
         V = 257 + len(description["tokenizer"]["merges"])  # bytes, <|endoftext|>, merges
         for name, size in {"model.context_length": K, "model.embedding_dim": D}.items():
             if type(size) is not int or size < 1:
-                raise _UnfitError(f"{name} must be an integer of at least 1 (got {size!r:.80})")
+                raise MinigenError(f"{name} must be an integer of at least 1 (got {size!r:.80})")
         described = {name: tuple(entry["shape"]) for name, entry in description["tensors"].items()}
     except (KeyError, TypeError):
-        raise _UnfitError("its config, tokenizer or list of tensors is not complete") from None
+        raise MinigenError("its config, tokenizer or list of tensors is not complete") from None
     if described != shapes:
-        raise _UnfitError("it is damaged: its tensors are not those that its description lists")
+        raise MinigenError("it is damaged: its tensors are not those that its description lists")
     expected = {"E": (V, D), "W": (D, K, V), "b": (V,)}
     moments = {name.rpartition(".")[0] for name in shapes} - {""}
     names = {*PARAMETERS, *(f"{moment}.{name}" for moment in moments for name in PARAMETERS)}
     if odd := sorted(names ^ shapes.keys()):
-        raise _UnfitError(f"its tensors must be E, W, b and moments of each (see {odd[0]})")
+        raise MinigenError(f"its tensors must be E, W, b and moments of each (see {odd[0]})")
     for name, shape in shapes.items():
         right = expected[name.rpartition(".")[2]]
         if shape != right:
-            raise _UnfitError(f"tensor {name} must have shape {right} (got {shape})")
+            raise MinigenError(f"tensor {name} must have shape {right} (got {shape})")
 
 
 def _check_finite(tensors: Tensors) -> None:
     for name, tensor in tensors.items():
         if not np.isfinite(tensor).all():
-            raise _UnfitError(f"tensor {name} must be finite (it holds NaN or infinity)")
+            raise MinigenError(f"tensor {name} must be finite (it holds NaN or infinity)")
 
 
 def _reason(path: Path, error: Exception) -> str:

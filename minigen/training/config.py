@@ -51,7 +51,7 @@ class Config(Tables):
         }
         for name, table in _read(path).items():
             tables[name] = {**tables.get(name, {}), **table} if isinstance(table, dict) else table
-        return cls._build(tables, overrides, source=str(path))
+        return cls.from_dict(tables, str(path), overrides)
 
     @classmethod
     @checked
@@ -67,24 +67,18 @@ class Config(Tables):
                 f"{path} is empty: put back into it the config that the run had (minigen info "
                 f"{shlex.quote(str(folder))} lists it), or train anew with --out"
             )
-        return cls._build(tables, overrides, source=str(path))
+        return cls.from_dict(tables, str(path), overrides)
 
     @classmethod
     @checked
-    def from_dict(cls, tables: Values, source: str = "config") -> Self:
-        """Check the whole config that a checkpoint holds; ``source`` opens the error message.
+    def from_dict(
+        cls, tables: Values, source: str = "config", overrides: Mapping[str, object] | None = None
+    ) -> Self:
+        """Check a whole config, as a checkpoint holds it; ``source`` opens the error message.
 
         A key that it lacks, since it was saved before the key existed, means what was before.
+        Raises OptionError where the overrides alone are at fault, else MinigenError.
         """
-        return cls._build(tables, None, source)
-
-    @checked
-    def override(self, overrides: Mapping[str, object]) -> Self:
-        """Return a config with some dotted keys changed, checked like any other."""
-        return self._build(self.model_dump(), overrides, source="config")
-
-    @classmethod
-    def _build(cls, tables: Values, overrides: Mapping[str, object] | None, source: str) -> Self:
         changed = _laid_over(tables, overrides or {})
         try:
             return cls.model_validate(changed)
@@ -94,9 +88,14 @@ class Config(Tables):
             more = len(faults) - _MOST_FAULTS
             text = "; ".join([*told, f"and {more} more"] if more > 0 else told)
         with suppress(ValidationError):
-            if overrides and cls.model_validate(tables):  # so the overrides alone are at fault
+            if overrides and cls.model_validate(tables):
                 raise OptionError(text)
         raise MinigenError(f"{source}: {text}")
+
+    @checked
+    def override(self, overrides: Mapping[str, object]) -> Self:
+        """Return a config with some dotted keys changed, checked like any other."""
+        return self.from_dict(self.model_dump(), overrides=overrides)
 
     def portable(self) -> Values:
         """Return the config as JSON-able tables without a path: what a checkpoint holds.

@@ -401,7 +401,7 @@ class Run:
         one writes it.
         """
         now = copy(self)  # another thread may be training this one
-        now._check_batches(now.step, now.streams["optimizer"].position)
+        now._check_batches()
         now.model.check()  # weights that no step could take up again are not worth a file
         saved = checkpoint.Checkpoint(
             config=now.config.portable(),
@@ -423,25 +423,13 @@ class Run:
             tensors |= {f"{moment}.{name}": view for name, view in self.model.views(flat).items()}
         return tensors
 
-    def _check_batches(self, step: int, position: int) -> None:
+    def _check_batches(self) -> None:
         """Refuse a state that the steps so far do not lead to: they took N words each."""
-        batch_size = self.config.training.batch_size
-        if position != step * batch_size:
+        batch_size, position = self.config.training.batch_size, self.streams["optimizer"].position
+        if position != self.step * batch_size:
             raise MinigenError(
-                f"the run is broken: after {step} steps of {batch_size} predictions the stream "
-                f"optimizer must be at word {step * batch_size} (got {position})"
-            )
-
-    def _check(self, saved: checkpoint.Checkpoint) -> None:
-        """Refuse a checkpoint from which training with this config cannot go on."""
-        try:
-            self._check_batches(saved.step, saved.streams["optimizer"])
-        except MinigenError as error:
-            raise MinigenError(f"{self._source} cannot be right: {error}") from None
-        if missing := sorted(self._tensors().keys() - saved.tensors.keys()):
-            raise MinigenError(
-                f"{self._source} lacks what {self.config.optimizer.name} needs to go on: "
-                f"{', '.join(missing)}"
+                f"the run is broken: after {self.step} steps of {batch_size} predictions the "
+                f"stream optimizer must be at word {self.step * batch_size} (got {position})"
             )
 
     @classmethod
@@ -479,13 +467,22 @@ class Run:
         run._format = saved.format
         run.corpus_sha256, run._corpus_files = saved.corpus_sha256, saved.corpus_files
         run._build(ByteTokenizer.from_state(saved.tokenizer))
-        run._check(saved)
-        for name, tensor in run._tensors().items():
-            tensor[...] = saved.tensors[name]
-        run.model.changed()
         run.optimizer.resume(saved.step)
         for name, position in saved.streams.items():
             run.streams[name] = Stream(run.config.run.seed, name, position)
+        try:
+            run._check_batches()
+        except MinigenError as error:
+            raise MinigenError(f"{run._source} cannot be right: {error}") from None
+        tensors = run._tensors()
+        if missing := sorted(tensors.keys() - saved.tensors.keys()):
+            raise MinigenError(
+                f"{run._source} lacks what {run.config.optimizer.name} needs to go on: "
+                f"{', '.join(missing)}"
+            )
+        for name, tensor in tensors.items():
+            tensor[...] = saved.tensors[name]
+        run.model.changed()
         is_named = as_saved.corpus.text == "fables" != run.config.corpus.text
         if text is not None or is_named:  # by its hash the text is the same, and keeps its name
             run.corpus = run._read(text, run.tokenizer)
