@@ -102,7 +102,8 @@ def prove(
 
 def _row(name: str, verdict: str, text: str) -> None:
     start = f"{name:24s}{verdict:16s}"
-    click.echo(textwrap.fill(text, 100, initial_indent=start, subsequent_indent=" " * 40))
+    told = textwrap.fill(text, 100, initial_indent=start, subsequent_indent=" " * 40)
+    click.echo(told or start)
 
 
 @cli.command()
