@@ -4,10 +4,11 @@ import textwrap
 from collections import deque
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -30,7 +31,6 @@ from minigen.errors import MinigenError
 
 if TYPE_CHECKING:
     from minigen.proof.verification import Outcome, Segment, Verification
-    from minigen.training.run import StepRecord
     from minigen.training.workers import Workers
 
 
@@ -271,21 +271,20 @@ def _check_all(
 
     segments = [segment for one in verifications for segment in one.segments]
     total = reduce(add, (segment.steps for segment in segments), 0)
-    begins, most = f"training {total} steps again", helpers(workers)
+    most = helpers(workers)
     if workers.size > 1:
         workers.from_first(read)  # as long as the others can hear of its failure
-    elif not (most and verifications[0].is_worth_processes()):
-        read()
-        with bar(progress, begins, total=total, unit="step") as shown:
-            return [verifications[0].check(one, lambda _: shown.update()) for one in segments]
+    elif not verifications[0].is_worth_processes():
+        most = 0
     waiting = deque(sorted(segments, key=lambda segment: (-segment.steps, -segment.first)))
     outcomes: dict[int, Outcome] = {}
     futures: dict[int, Future[Outcome]] = {}
+    executor: Any
     with (
         bar(progress, "", total=total, unit="step") as shown,
-        pool(workers, len(segments), joins=True) as executor,
+        pool(workers, len(segments), joins=True) if most else nullcontext() as executor,
     ):
-        if executor is None:
+        if workers.rank > 0:
             return []
 
         def hand_out(segment: "Segment") -> None:
@@ -299,7 +298,7 @@ def _check_all(
             if all(future.done() for future in futures.values()):
                 use_threads(len(cores()))
 
-        def on_step(_record: "StepRecord") -> None:
+        def on_step(_record: object) -> None:
             shown.update()
             keep_helpers_busy()
 
@@ -307,7 +306,7 @@ def _check_all(
         if workers.size == 1:
             read()
         if shown.disable:
-            note(begins)
+            note(f"training {total} steps again")
         while waiting:
             segment = waiting.pop()
             outcomes[segment.last] = verifications[0].check(segment, on_step)

@@ -65,7 +65,8 @@ def show_record(record: "StepRecord") -> None:
     if record.validation_loss is not None:
         note(f"step {record.step}: validation loss {record.validation_loss:.4f} nats per token")
     if record.sample is not None:
-        note(f"step {record.step}: {record.sample.prompt}{record.sample.text}")
+        line = record.sample_line()
+        note(f"step {record.step}: {line['prompt']}{line['text']}")
         if record.sample.explanation:
             note(f"step {record.step}: the sample ended early: {record.sample.explanation}")
 

@@ -122,7 +122,7 @@ class RunFolder:
                 lines = {
                     METRICS: record.metrics(),
                     TIMING: {"step": record.step, "seconds": seconds},
-                    SAMPLES: record.sample and record.sample.line(),
+                    SAMPLES: record.sample_line(),
                 }
                 for name, log in self._logs.items():
                     if line := lines[name]:

@@ -4,7 +4,7 @@ import json
 import warnings
 from collections.abc import Iterator, Sequence
 from copy import copy
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import reduce
 from operator import add, index
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any, Self, Unpack
 import numpy as np
 
 from minigen.arguments import checked
+from minigen.decoding.generation import Continuation
 from minigen.decoding.generator import Generator
 from minigen.decoding.policy import PolicyOptions
 from minigen.decoding.scoring import mean_loss
@@ -34,25 +35,6 @@ from minigen.training.workers import join
 
 
 @dataclass(frozen=True)
-class Sample:
-    """A text that was asked for while training, after ``step`` updates.
-
-    ``explanation``: where the policy left it no token to go on with, why.
-    """
-
-    step: int
-    prompt: str
-    text: str
-    token_ids: list[int]
-    explanation: str | None = None
-
-    def line(self) -> dict[str, Any]:
-        """Return the sample as a line of ``samples.jsonl``, which says where it was a dead end."""
-        line = asdict(self)
-        return line | {"finish_reason": "dead_end"} if line.pop("explanation") else line
-
-
-@dataclass(frozen=True)
 class StepRecord:
     """What one update left: its number, from 1, and the mean loss of its batch in nats.
 
@@ -67,12 +49,19 @@ class StepRecord:
     inference_position: int
     validation_loss: float | None = None
     fingerprint: str | None = None
-    sample: Sample | None = None
+    sample: Continuation | None = None
 
     def metrics(self) -> dict[str, Any]:
         """Return the record as a line of ``metrics.jsonl``: without what was not measured."""
         line = {"step": self.step, "loss": self.loss, "loss_bits": self.loss.hex(), **vars(self)}
         return {key: value for key, value in line.items() if key != "sample" and value is not None}
+
+    def sample_line(self) -> dict[str, Any]:
+        """Return its sample as a line of ``samples.jsonl``, which says where it was a dead end."""
+        if self.sample is None:
+            return {}
+        told = ["prompt", "text", "token_ids", *["finish_reason"] * bool(self.sample.explanation)]
+        return {"step": self.step, **{name: getattr(self.sample, name) for name in told}}
 
 
 class Run:
@@ -386,12 +375,11 @@ class Run:
             stream.position = position  # a text that never came has drawn nothing
             raise
 
-    def _sample(self) -> Sample:
+    def _sample(self) -> Continuation:
         table = self.config.sampling
-        sample = self.generator.generate(
+        return self.generator.generate(
             table.prompt, policy=table.policy, max_new_tokens=table.max_new_tokens
         )
-        return Sample(self.step, table.prompt, sample.text, sample.token_ids, sample.explanation)
 
     @checked
     def save(self, path: str | Path, *, logs: dict[str, Any] | None = None) -> None:

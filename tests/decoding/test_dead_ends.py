@@ -279,9 +279,9 @@ def test_a_run_whose_every_sample_is_a_dead_end_is_the_run_without_samples():
         {"sampling.suppress_tokens": [*range(257)]},
     ):
         run = Run(Config.load("fables", {**sizes, "sampling.every": 1, **rule}))
-        samples = [record.sample for record in run.train()]
-        assert all(sample.line()["finish_reason"] == "dead_end" for sample in samples)
-        assert all(next(iter(rule)).split(".")[1] in sample.explanation for sample in samples)
+        records = run.train()
+        assert all(one.sample_line()["finish_reason"] == "dead_end" for one in records)
+        assert all(next(iter(rule)).split(".")[1] in one.sample.explanation for one in records)
         without = Run(Config.load("fables", {**sizes, "sampling.every": 0}))
         without.train()
         assert run.fingerprint == without.fingerprint

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from minigen import Config, MinigenError, Run
+from minigen import Config, Continuation, MinigenError, Run
 from minigen.errors import OptionError
 from minigen.model import memory
 from minigen.model.model import Model
 from minigen.text import corpus
 from minigen.training import checkpoint
 from minigen.training.logs import NO_LOG, VOUCHED
-from minigen.training.run import Sample, is_due
+from minigen.training.run import StepRecord, is_due
 from minigen.training.workers import Workers
 from tests.conftest import TINY
 
@@ -152,8 +152,13 @@ def test_a_record_a_sample_and_a_checkpoint_are_frozen(tmp_path):
 
 def test_a_sample_says_where_it_was_a_dead_end():
     line = {"step": 1, "prompt": "a", "text": "b", "token_ids": [98]}
-    assert Sample(1, "a", "b", [98]).line() == line
-    assert Sample(1, "a", "b", [98], "why").line() == {**line, "finish_reason": "dead_end"}
+    for reason, why, told in (
+        ("length", None, {}),
+        ("dead_end", "why", {"finish_reason": "dead_end"}),
+    ):
+        text = Continuation("a", "b", [98], reason, explanation=why)
+        assert StepRecord(1, 0.5, 0.1, 9, 3, sample=text).sample_line() == {**line, **told}
+    assert StepRecord(1, 0.5, 0.1, 9, 3).sample_line() == {}
 
 
 def test_a_run_that_shows_how_its_text_is_read_can_be_pickled():
