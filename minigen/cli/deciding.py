@@ -7,27 +7,16 @@ from typing import Any
 import click
 
 import minigen
-from minigen.cli import cli
-from minigen.cli.options import (
-    PolicyCommand,
-    build_policy,
-    count_option,
-    json_option,
-    model_argument,
-    print_json,
-    prompt_argument,
-    quoted,
-    read_text,
-)
+from minigen.cli import cli, options
 from minigen.errors import OptionError
 
 
-@cli.command("next", cls=PolicyCommand)
-@model_argument
-@prompt_argument
-@count_option("--top", 10, "How many to show.")
-@json_option
-def next_(model: str, prompt: bytes | None, top: int, as_json: bool, **options: Any) -> None:
+@cli.command("next", cls=options.PolicyCommand)
+@options.model_argument
+@options.prompt_argument
+@options.count_option("--top", 10, "How many to show.")
+@options.json_option
+def next_(model: str, prompt: bytes | None, top: int, as_json: bool, **policy_options: Any) -> None:
     """Show the likeliest tokens to follow PROMPT.
 
     Probabilities are the model's own, or, where options are given, those that they leave.
@@ -36,19 +25,19 @@ def next_(model: str, prompt: bytes | None, top: int, as_json: bool, **options: 
     Example:
       minigen next runs/fables "Once" --top 5 --top-p 0.9
     """
-    policy = build_policy(options)
+    policy = options.build_policy(policy_options)
 
     from minigen.text.tokenizer import END_OF_TEXT
 
-    decision = minigen.load(model).next(read_text(prompt), top=top, policy=policy)
+    decision = minigen.load(model).next(options.read_text(prompt), top=top, policy=policy)
     if as_json:
         told = {"greedy_token_id": decision.greedy_token_id, "entropy": decision.entropy}
         shown = [{**asdict(c), "text": c.text, "bytes": c.bytes.hex()} for c in decision.candidates]
-        print_json({"candidates": shown, **told})
+        options.print_json({"candidates": shown, **told})
         return
     click.echo("    id  bytes                   logit  probability    −ln p")
     for c in decision.candidates:
-        name = "<|endoftext|>" if c.token_id == END_OF_TEXT else quoted(c.bytes)
+        name = "<|endoftext|>" if c.token_id == END_OF_TEXT else options.quoted(c.bytes)
         mark = "  ← greedy" if c.token_id == decision.greedy_token_id else ""
         figures = f"{c.logit:10.4f}  {c.probability:11.6f} {c.negative_log_likelihood:8.4f}"
         click.echo(f"{c.token_id:6d}  {name:18s} {figures}{mark}")
@@ -91,7 +80,7 @@ def parse_logits(text: str) -> list[float]:
 @cli.command()
 @click.option("--logits", required=True, metavar="LIST", help='As "0, ln2, ln3".')
 @click.option("--target", type=int, metavar="I", help="0-based index of the token that came.")
-@json_option
+@options.json_option
 def head(logits: str, target: int | None, as_json: bool) -> None:
     """Compute softmax, loss and gradient of a logit vector by hand.
 
@@ -117,7 +106,7 @@ def head(logits: str, target: int | None, as_json: bool) -> None:
         loss, columns["gradient"] = loss_and_gradient(z, target)
         result |= {"loss": loss, "gradient": columns["gradient"].tolist()}
     if as_json:
-        print_json(result)
+        options.print_json(result)
         return
     click.echo("token" + "".join(f" {name:>12}" for name in columns))
     for i in range(len(z)):

@@ -8,17 +8,9 @@ from pathlib import Path
 import click
 
 import minigen
-from minigen.cli import cli
+from minigen.cli import cli, training
 from minigen.cli.options import out_option, overrides, report_option, set_option
 from minigen.cli.progress import note, progress_option
-from minigen.cli.training import (
-    deferred_interrupts,
-    follow,
-    interrupted,
-    one_voice,
-    show_record,
-    write_page,
-)
 from minigen.errors import OptionError
 
 
@@ -42,7 +34,7 @@ def demo(out: str | None, report: bool, settings: tuple[str, ...], progress: boo
     Example:
       minigen demo --out runs/demo
     """
-    with one_voice() as workers:
+    with training.one_voice() as workers:
         if workers.size > 1:
             raise OptionError("demo is for one process (train and sweep are for mpiexec, too)")
     changes = overrides(settings)
@@ -61,14 +53,16 @@ def demo(out: str | None, report: bool, settings: tuple[str, ...], progress: boo
         )
     demonstration = Demonstration(config)
     run, twin = demonstration.run, demonstration.twin
-    with deferred_interrupts(run.workers):
+    with training.deferred_interrupts(run.workers):
         folder = minigen.RunFolder.create(path, run)
     click.echo(f"Training {run.model.flat.size:,} weights for {steps} steps, with samples.")
-    if not follow(demonstration.watch(run, folder.steps()), run, progress, show_record):
-        return interrupted(folder)
+    if not training.follow(
+        demonstration.watch(run, folder.steps()), run, progress, training.show_record
+    ):
+        return training.interrupted(folder)
     click.echo("Training its twin, which is never asked for text.")
-    if not follow(demonstration.watch(twin, twin.steps()), twin, progress, name="twin"):
-        return interrupted(folder)
+    if not training.follow(demonstration.watch(twin, twin.steps()), twin, progress, name="twin"):
+        return training.interrupted(folder)
     findings = demonstration.findings()
     for finding in findings:
         click.echo(finding.text)
@@ -77,7 +71,7 @@ def demo(out: str | None, report: bool, settings: tuple[str, ...], progress: boo
     policy = asdict(config.sampling.policy) | {"min_new_tokens": 60}  # more than a line
     click.echo(prompt + run.generate(prompt, **policy))
     if report:
-        write_page(path)
+        training.write_page(path)
     command = shlex.join(["minigen", "generate", str(path), prompt])
     click.echo(f"\nEverything is in {path}; go on with: {command}")
     return 0 if all(finding.holds for finding in findings) else 1

@@ -9,20 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import minigen
-from minigen.cli import cli
-from minigen.cli.options import (
-    PATH,
-    TYPED_BYTES,
-    PolicyCommand,
-    build_policy,
-    count_option,
-    json_option,
-    model_argument,
-    print_json,
-    prompt_argument,
-    read_file,
-    read_text,
-)
+from minigen.cli import cli, options
 from minigen.cli.progress import note
 
 if TYPE_CHECKING:
@@ -48,10 +35,10 @@ def _prompts(prompt: bytes | None, path: str | None) -> list[bytes]:
     from minigen.text.documents import lines
 
     if path is None:
-        return [read_text(prompt)]
+        return [options.read_text(prompt)]
     if prompt is not None:
         raise click.UsageError("PROMPT and --prompts exclude each other (got both)")
-    prompts = lines(read_file(path))
+    prompts = lines(options.read_file(path))
     if not prompts:
         note(f"{path} holds no prompt, so there is no text")
     return prompts
@@ -72,13 +59,13 @@ def _refuse_what_does_nothing(context: click.Context, policy: "Policy") -> None:
     """Refuse options that were given and would change nothing: they are a mistake."""
     from minigen.decoding.policy import OPTIONS
 
-    options = context.params
+    params = context.params
     given = {
         name
-        for name in options
+        for name in params
         if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
     }
-    beams, samples = options["num_beams"] > 1, options["num_samples"] > 1
+    beams, samples = params["num_beams"] > 1, params["num_samples"] > 1
     draws = ["greedy", *(name for name in OPTIONS if OPTIONS[name].samples), "seed", "draft"]
     draws += ["num_samples"] * samples
     if beams and (named := [name for name in draws if name in given]):
@@ -88,29 +75,33 @@ def _refuse_what_does_nothing(context: click.Context, policy: "Policy") -> None:
         )
     if "length_penalty" in given and not beams:
         raise click.UsageError("--length-penalty ranks beams, and there is one: give --num-beams")
-    if "num_draft_tokens" in given and options["draft"] is None:
+    if "num_draft_tokens" in given and params["draft"] is None:
         raise click.UsageError("--num-draft-tokens is for a draft, and there is none: give --draft")
     if policy.greedy and samples:
         raise click.UsageError(
             "a greedy text has no second sample "
-            f"(got --num-samples {options['num_samples']}): leave it out, or draw"
+            f"(got --num-samples {params['num_samples']}): leave it out, or draw"
         )
 
 
-@cli.command(cls=PolicyCommand)
-@model_argument
-@prompt_argument
-@count_option("--max-new-tokens", 200, "End after so many tokens.")
-@count_option("--num-beams", 1, "Search for the likeliest text with so many beams.")
+@cli.command(cls=options.PolicyCommand)
+@options.model_argument
+@options.prompt_argument
+@options.count_option("--max-new-tokens", 200, "End after so many tokens.")
+@options.count_option("--num-beams", 1, "Search for the likeliest text with so many beams.")
 @click.option(
     "--length-penalty",
     default=1.0,
     show_default=True,
     help="Divide a beam's log-probability by its length to this power.",
 )
-@click.option("--draft", type=PATH, metavar="MODEL", help="A smaller model that proposes tokens.")
-@count_option("--num-draft-tokens", 4, "How many tokens the draft proposes at a time.")
-@count_option("--num-samples", 1, "Texts for each prompt, each from random numbers of its own.")
+@click.option(
+    "--draft", type=options.PATH, metavar="MODEL", help="A smaller model that proposes tokens."
+)
+@options.count_option("--num-draft-tokens", 4, "How many tokens the draft proposes at a time.")
+@options.count_option(
+    "--num-samples", 1, "Texts for each prompt, each from random numbers of its own."
+)
 @click.option(
     "--seed",
     type=_seed,
@@ -121,7 +112,7 @@ def _refuse_what_does_nothing(context: click.Context, policy: "Policy") -> None:
 )
 @click.option(
     "--stop",
-    type=TYPED_BYTES,
+    type=options.TYPED_BYTES,
     multiple=True,
     metavar="TEXT",
     help="End before this text, taken literally. May be repeated.",
@@ -129,12 +120,12 @@ def _refuse_what_does_nothing(context: click.Context, policy: "Policy") -> None:
 @click.option(
     "--prompts",
     "prompts_path",
-    type=PATH,
+    type=options.PATH,
     metavar="FILE",
     help="Continue each line of a file; - is standard input.",
 )
 @click.option("--stream/--no-stream", default=True, help="Write text as soon as it is certain.")
-@json_option
+@options.json_option
 def generate(
     model: str,
     prompt: bytes | None,
@@ -149,7 +140,7 @@ def generate(
     prompts_path: str | None,
     stream: bool,
     as_json: bool,
-    **options: Any,
+    **policy_options: Any,
 ) -> None:
     """Continue PROMPT with MODEL; - reads it from standard input.
 
@@ -160,7 +151,7 @@ def generate(
     Example:
       minigen generate runs/fables "Once" --temperature 0.8 --top-k 40
     """
-    policy = build_policy(options)
+    policy = options.build_policy(policy_options)
     _refuse_what_does_nothing(click.get_current_context(), policy)
     prompts = _prompts(prompt, prompts_path)
 
@@ -231,7 +222,7 @@ def _print_json_lines(
         }
         if text.acceptance_rate is not None:
             line["acceptance_rate"] = text.acceptance_rate
-        print_json(line)
+        options.print_json(line)
         del finished[row]
 
     row = 0

@@ -13,18 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import minigen
-from minigen.cli import cli
-from minigen.cli.options import (
-    PATH,
-    config_options,
-    count_option,
-    json_option,
-    model_argument,
-    overrides,
-    print_json,
-    read_file,
-    text_option,
-)
+from minigen.cli import cli, options
 from minigen.cli.progress import bar, note, progress_option, reading_progress
 from minigen.cli.training import one_voice
 from minigen.errors import MinigenError
@@ -35,13 +24,13 @@ if TYPE_CHECKING:
 
 
 @cli.command()
-@config_options
+@options.config_options
 @click.option(
     "--share",
     is_flag=True,
     help="Add a block that states environment and fingerprints, to paste into an issue.",
 )
-@json_option
+@options.json_option
 @progress_option
 def prove(
     config: str | None,
@@ -60,7 +49,7 @@ def prove(
     Example:
       minigen prove fables --text book.txt
     """
-    changes = overrides(settings, texts)
+    changes = options.overrides(settings, texts)
     if share and "-" in texts:
         raise click.UsageError("--share reads the text once more: give a file (got --text -)")
 
@@ -83,7 +72,9 @@ def prove(
         row = facts(loaded, claims)
     if as_json:
         shared = {"share": row} if share else {}
-        print_json({"claims": [asdict(claim) for claim in claims], "holds": holds, **shared})
+        options.print_json(
+            {"claims": [asdict(claim) for claim in claims], "holds": holds, **shared}
+        )
         return 0 if holds else 1
     verdicts = {True: "holds", False: "FAILS", None: "untested"}
     for claim in claims:
@@ -107,23 +98,26 @@ def _row(name: str, verdict: str, text: str) -> None:
 
 
 @cli.command()
-@model_argument
-@text_option
-@count_option("--segments", None, "Check so many segments, drawn, instead of all.")
+@options.model_argument
+@options.text_option
+@options.count_option("--segments", None, "Check so many segments, drawn, instead of all.")
 @click.option(
     "--seed", type=click.IntRange(min=0), metavar="N", help="Which are drawn.  [default: 0]"
 )
 @click.option(
     "--texts",
     "lines",
-    type=PATH,
+    type=options.PATH,
     metavar="FILE",
     help="Write each line of generate --json again instead; - is standard input.",
 )
 @click.option(
-    "--draft", type=PATH, metavar="MODEL", help="With --texts: the draft that had a say in them."
+    "--draft",
+    type=options.PATH,
+    metavar="MODEL",
+    help="With --texts: the draft that had a say in them.",
 )
-@json_option
+@options.json_option
 @progress_option
 def verify(
     model: str,
@@ -189,7 +183,7 @@ def _verify_texts(model: str, lines: str, draft: str | None, as_json: bool) -> i
 
     verdicts = []
     for verdict in check(
-        read_file(lines), minigen.load(model), minigen.load(draft) if draft else None
+        options.read_file(lines), minigen.load(model), minigen.load(draft) if draft else None
     ):
         verdicts.append(verdict)
         if not as_json:
@@ -202,7 +196,7 @@ def _verify_texts(model: str, lines: str, draft: str | None, as_json: bool) -> i
             {"line": one.line, "holds": one.holds, "first_token": one.first_token}
             for one in verdicts
         ]
-        print_json({"verified": true == len(verdicts) > 0, "texts": facts})
+        options.print_json({"verified": true == len(verdicts) > 0, "texts": facts})
     if not verdicts:
         raise MinigenError(f"{lines} holds no text: give what generate --json printed")
     if not as_json:
@@ -218,7 +212,7 @@ def _judge(verification: "Verification", outcomes: "list[Outcome]", as_json: boo
     if as_json:
         listed = [{"from": s.first, "to": s.last, "holds": o.holds} for s, o in checked]
         verified = all(outcome.holds for outcome in outcomes)
-        print_json({"verified": verified, "segments": listed, "share": verification.share})
+        options.print_json({"verified": verified, "segments": listed, "share": verification.share})
     else:
         click.echo(f"file           {verification.path}, step {verification.saved.step}")
         click.echo(f"fingerprint    {fingerprint(verification.saved.tensors)}")

@@ -5,25 +5,17 @@ from dataclasses import asdict
 import click
 
 import minigen
-from minigen.cli import cli
-from minigen.cli.options import (
-    PATH,
-    TYPED_BYTES,
-    json_option,
-    model_argument,
-    print_json,
-    quoted,
-    read_text,
-    text_option,
-)
+from minigen.cli import cli, options
 from minigen.cli.progress import clock
 
 
 @cli.command()
-@model_argument
-@click.argument("text", required=False, type=TYPED_BYTES)
-@click.option("--file", "path", type=PATH, metavar="PATH", help="Score a file instead of TEXT.")
-@json_option
+@options.model_argument
+@click.argument("text", required=False, type=options.TYPED_BYTES)
+@click.option(
+    "--file", "path", type=options.PATH, metavar="PATH", help="Score a file instead of TEXT."
+)
+@options.json_option
 def score(model: str, text: bytes | None, path: str | None, as_json: bool) -> None:
     """Show how likely MODEL holds TEXT to be, token by token.
 
@@ -36,7 +28,7 @@ def score(model: str, text: bytes | None, path: str | None, as_json: bool) -> No
     """
     if (text is None) == (path is None):
         raise click.UsageError("give TEXT or --file, one of the two")
-    data = read_text(text, path)
+    data = options.read_text(text, path)
 
     from minigen.exact.arithmetic import exp
 
@@ -44,11 +36,11 @@ def score(model: str, text: bytes | None, path: str | None, as_json: bool) -> No
     with clock("scoring"):
         result = generator.score(data)
     if as_json:
-        print_json(asdict(result))
+        options.print_json(asdict(result))
         return
     click.echo("    id  bytes             probability       −ln p")
     for token, log_p in zip(result.token_ids, result.log_probabilities, strict=True):
-        name = quoted(generator.tokenizer.token_bytes(token))
+        name = options.quoted(generator.tokenizer.token_bytes(token))
         click.echo(f"{token:6d}  {name:16s} {float(exp(log_p)):12.6g} {0.0 - log_p:11.6f}")
     click.echo(f"total          {result.total_nats:.6f} nats, the sum of −ln p")
     click.echo(f"probability    {result.probability:.6g}, the product")
@@ -57,9 +49,9 @@ def score(model: str, text: bytes | None, path: str | None, as_json: bool) -> No
 
 
 @cli.command()
-@model_argument
-@text_option
-@json_option
+@options.model_argument
+@options.text_option
+@options.json_option
 def evaluate(model: str, texts: tuple[str, ...], as_json: bool) -> None:
     """Measure loss and calibration of MODEL on its validation text.
 
@@ -73,7 +65,7 @@ def evaluate(model: str, texts: tuple[str, ...], as_json: bool) -> None:
     with clock("evaluating"):
         result = minigen.load(model).evaluate(paths=texts)
     if as_json:
-        print_json(asdict(result))
+        options.print_json(asdict(result))
         return
     click.echo(f"loss           {result.loss:.6f} nats per token over {result.tokens:,} tokens")
     click.echo(
