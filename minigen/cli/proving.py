@@ -71,10 +71,8 @@ def prove(
 
         row = facts(loaded, claims)
     if as_json:
-        shared = {"share": row} if share else {}
-        options.print_json(
-            {"claims": [asdict(claim) for claim in claims], "holds": holds, **shared}
-        )
+        told = {"claims": [asdict(claim) for claim in claims], "holds": holds}
+        options.print_json(told | ({"share": row} if share else {}))
         return 0 if holds else 1
     verdicts = {True: "holds", False: "FAILS", None: "untested"}
     for claim in claims:
