@@ -72,6 +72,21 @@ def checked(function: Callable[P, R], *, types: bool = True) -> Callable[P, R]:
     return call
 
 
+def keywords_of(whole: Callable[..., Any]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Let help() and completion see which keywords of ``whole`` the last one, ``**``, takes."""
+
+    def show(call: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(call)
+        *own, settings = signature.parameters.values()
+        taken = get_args(settings.annotation)[0].__annotations__  # of a TypedDict
+        theirs = inspect.signature(whole).parameters.values()
+        shown = [p for p in theirs if p.name in taken or p.kind is p.VAR_KEYWORD]
+        call.__signature__ = signature.replace(parameters=[*own, *shown])  # type: ignore[attr-defined]
+        return call
+
+    return show
+
+
 def _rule(hint: Any) -> _Rule:
     """Read an annotation, one of those that public signatures have."""
     kind, parts = get_origin(hint) or hint, get_args(hint)

@@ -8,7 +8,7 @@ from copy import copy
 from pathlib import Path
 from typing import Unpack, overload
 
-from minigen.arguments import checked
+from minigen.arguments import checked, keywords_of
 from minigen.decoding import candidates, scoring
 from minigen.decoding.beams import beam_search
 from minigen.decoding.candidates import Decision
@@ -22,8 +22,8 @@ from minigen.text.corpus import Tokens
 from minigen.text.tokenizer import ByteTokenizer, Text, Texts
 
 
-class _Settings(PolicyOptions, total=False):
-    """Every keyword of ``Generator.generate`` but one, for its overloads."""
+class _TextSettings(PolicyOptions, total=False):
+    """The keywords of ``Generator.pieces`` that shape a text."""
 
     seed: int | None
     stop: Text | Texts
@@ -31,6 +31,9 @@ class _Settings(PolicyOptions, total=False):
     policy: Policy | None
     draft: "Generator | None"
     num_draft_tokens: int
+
+
+class _Settings(_TextSettings, total=False):
     log_probabilities: bool
 
 
@@ -69,88 +72,6 @@ class Generator:
         """SHA-256 of the weights."""
         return self.model.fingerprint
 
-    @overload
-    def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str
-        self, prompt: Text = "", *, num_samples: None = None, **settings: Unpack[_Settings]
-    ) -> Continuation: ...
-
-    @overload
-    def generate(
-        self, prompt: Text, *, num_samples: int, **settings: Unpack[_Settings]
-    ) -> list[Continuation]: ...
-
-    @overload
-    def generate(
-        self, prompt: Texts, *, num_samples: int | None = None, **settings: Unpack[_Settings]
-    ) -> list[Continuation]: ...
-
-    # Each call lists its options itself: help() and completion read them off its signature.
-    @checked
-    def generate(
-        self,
-        prompt: Text | Texts = "",
-        *,
-        num_samples: int | None = None,
-        seed: int | None = None,
-        stop: Text | Texts = (),
-        max_new_tokens: int = 200,
-        policy: Policy | None = None,
-        draft: "Generator | None" = None,
-        num_draft_tokens: int = 4,
-        log_probabilities: bool = False,
-        **options: Unpack[PolicyOptions],
-    ) -> Continuation | list[Continuation]:
-        """Continue a prompt, or each of a list.
-
-        Returns the continuation of one prompt; of several prompts, or where ``num_samples`` is
-        given, a list: prompt by prompt, sample by sample. ``draft`` is a smaller generator with
-        the same tokenizer, which proposes ``num_draft_tokens`` at a time (speculation);
-        ``log_probabilities`` adds the model's own for each token, in nats.
-        """
-        pieces = self.pieces(
-            [prompt] if isinstance(prompt, Text) else prompt,
-            num_samples=1 if num_samples is None else num_samples,
-            seed=seed,
-            stop=stop,
-            max_new_tokens=max_new_tokens,
-            policy=policy,
-            draft=draft,
-            num_draft_tokens=num_draft_tokens,
-            log_probabilities=log_probabilities,
-            **options,
-        )
-        texts = complete(pieces)
-        return texts[0] if isinstance(prompt, Text) and num_samples is None else texts
-
-    @checked
-    def stream(
-        self,
-        prompt: Text = "",
-        *,
-        seed: int | None = None,
-        stop: Text | Texts = (),
-        max_new_tokens: int = 200,
-        policy: Policy | None = None,
-        draft: "Generator | None" = None,
-        num_draft_tokens: int = 4,
-        **options: Unpack[PolicyOptions],
-    ) -> Iterator[str]:
-        """Continue a prompt as ``generate`` does; yield its text in parts, each once it is certain.
-
-        Held back is what may become a stop string, or is not a whole character yet.
-        """
-        pieces = self.pieces(
-            [prompt],
-            seed=seed,
-            stop=stop,
-            max_new_tokens=max_new_tokens,
-            policy=policy,
-            draft=draft,
-            num_draft_tokens=num_draft_tokens,
-            **options,
-        )
-        return (piece.text for piece in pieces if piece.text)
-
     @checked
     def pieces(
         self,
@@ -166,9 +87,11 @@ class Generator:
         log_probabilities: bool = False,
         **options: Unpack[PolicyOptions],
     ) -> Iterator[Piece]:
-        """Continue prompts as ``generate`` does; yield every token of every text once it is chosen.
+        """Continue prompts; yield every token of every text once it is chosen.
 
-        A piece's ``row`` counts the texts, prompt by prompt, sample by sample.
+        A piece's ``row`` counts the texts, prompt by prompt, sample by sample. ``draft`` is a
+        smaller generator with the same tokenizer, which proposes ``num_draft_tokens`` at a time
+        (speculation); ``log_probabilities`` adds the model's own for each token, in nats.
         """
         SIZE.check("num_samples", num_samples)
         whole = Policy.of(policy, options)
@@ -194,6 +117,52 @@ class Generator:
                 num_draft_tokens=num_draft_tokens,
             )
         return pieces if shared is None or own is None else _moving(shared, own, pieces)
+
+    @overload
+    def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str
+        self, prompt: Text = "", *, num_samples: None = None, **settings: Unpack[_Settings]
+    ) -> Continuation: ...
+
+    @overload
+    def generate(
+        self, prompt: Text, *, num_samples: int, **settings: Unpack[_Settings]
+    ) -> list[Continuation]: ...
+
+    @overload
+    def generate(
+        self, prompt: Texts, *, num_samples: int | None = None, **settings: Unpack[_Settings]
+    ) -> list[Continuation]: ...
+
+    @keywords_of(pieces)
+    @checked
+    def generate(
+        self,
+        prompt: Text | Texts = "",
+        *,
+        num_samples: int | None = None,
+        **settings: Unpack[_Settings],
+    ) -> Continuation | list[Continuation]:
+        """Continue a prompt, or each of a list, with the settings of ``pieces``.
+
+        Returns the continuation of one prompt; of several prompts, or where ``num_samples`` is
+        given, a list: prompt by prompt, sample by sample.
+        """
+        pieces = self.pieces(
+            [prompt] if isinstance(prompt, Text) else prompt,
+            num_samples=1 if num_samples is None else num_samples,
+            **settings,
+        )
+        texts = complete(pieces)
+        return texts[0] if isinstance(prompt, Text) and num_samples is None else texts
+
+    @keywords_of(pieces)
+    @checked
+    def stream(self, prompt: Text = "", **settings: Unpack[_TextSettings]) -> Iterator[str]:
+        """Continue a prompt as ``generate`` does; yield its text in parts, each once it is certain.
+
+        Held back is what may become a stop string, or is not a whole character yet.
+        """
+        return (piece.text for piece in self.pieces([prompt], **settings) if piece.text)
 
     @checked
     def beams(
