@@ -10,15 +10,13 @@ from typing import Any
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGXCPU", "SIGUSR1")  # schedulers send the last two
 STOP_SIGNALS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 
-Handler = Callable[[int, FrameType | None], Any]
-
 
 def let_pass(_number: int, _frame: FrameType | None) -> None:
     """Hear a signal and do nothing; SIG_IGN, which helpers would inherit, is the launcher's."""
 
 
 @contextmanager
-def heard_by(handler: Handler) -> Iterator[None]:
+def heard_by(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
     """Let ``handler`` hear the signals that stop a process, apart from those the launcher ignores.
 
     ``nohup`` and a script's background jobs set some to be ignored, which they stay. Python lets

@@ -33,7 +33,6 @@ class LanguageModel(Protocol):
 
     def logits(self, contexts: Integers) -> Floats:
         """Return the logits of contexts (N, K) → (N, V)."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -68,30 +67,21 @@ class Piece(NamedTuple):
     continuation: Continuation | None
 
 
-class StopStrings:
-    """Finds stop strings in bytes that arrive in parts, whatever the parts."""
+def find_stop(strings: list[bytes], held: bytes, data: bytes) -> tuple[int, int | None]:
+    """Look for stop strings in bytes after those that were held back, as they may become one.
 
-    def __init__(self, stop: Text | Texts = ()):
-        strings = [stop] if isinstance(stop, Text) else stop
-        self.strings = [to_bytes(string) for string in strings]
-        if b"" in self.strings:
-            raise OptionError("a stop string must not be empty (got ''); leave it out")
-
-    def read(self, held: bytes, data: bytes) -> tuple[int, int | None]:
-        """Read bytes after those that were held back, since they may become a stop string.
-
-        Of both together, returns how many need not be held, and how many stand before the stop
-        string that is now complete (of several the first, then the longest); None if none is.
-        """
-        text, found = held + data, []
-        if not self.strings:  # the most frequent case
-            return len(text), None
-        for string in self.strings:
-            start = text.find(string, max(0, len(held) - len(string) + 1))
-            if start >= 0:
-                found.append((start + len(string), start))
-        begun = max((_overlap(text, string) for string in self.strings), default=0)
-        return len(text) - begun, min(found)[1] if found else None
+    Of both together, returns how many need not be held, and how many stand before the stop string
+    that is now complete (of several the first, then the longest); None if none is.
+    """
+    text, found = held + data, []
+    if not strings:  # the most frequent case
+        return len(text), None
+    for string in strings:
+        start = text.find(string, max(0, len(held) - len(string) + 1))
+        if start >= 0:
+            found.append((start + len(string), start))
+    begun = max(_overlap(text, string) for string in strings)
+    return len(text) - begun, min(found)[1] if found else None
 
 
 def _overlap(text: bytes, string: bytes) -> int:
@@ -121,7 +111,10 @@ class Task:
         check_vocabulary(model, tokenizer)
         SIZE.check("max_new_tokens", max_new_tokens)
         self.policy.check_ids(model.vocab_size)
-        self.stops, self.token_bytes = StopStrings(stop), cache(tokenizer.token_bytes)
+        self.token_bytes = cache(tokenizer.token_bytes)
+        self.stops = [to_bytes(string) for string in ([stop] if isinstance(stop, Text) else stop)]
+        if b"" in self.stops:
+            raise OptionError("a stop string must not be empty (got ''); leave it out")
 
 
 def stream_name(sample: int) -> str:
@@ -189,7 +182,7 @@ class Row:
         task = self._task
         self.token_ids.append(token)
         data = task.token_bytes(token)
-        certain, stop = task.stops.read(self._held, data)
+        certain, stop = find_stop(task.stops, self._held, data)
         text = self._held + data
         reason: FinishReason | None = None
         if stop is not None and len(self.token_ids) >= task.policy.min_new_tokens:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from minigen.decoding.beams import beam_search
 from minigen.decoding.candidates import decide
-from minigen.decoding.generation import StopStrings, Task, complete, generate, padded_contexts
+from minigen.decoding.generation import Task, complete, find_stop, generate, padded_contexts
 from minigen.decoding.policy import Policy
 from minigen.decoding.scoring import score
 from minigen.decoding.speculation import speculate
@@ -317,13 +317,13 @@ def test_stop_strings_are_found_as_a_plain_search_finds_them(stop, text, size):
         for s in stop
         if text[:end].endswith(s.encode())
     ]
-    stops = StopStrings(stop)
+    strings = [string.encode() for string in stop]
     start, end, stop = 0, 0, None
     while end < len(text) and stop is None:  # start … end is what is held back
-        certain, stop = stops.read(text[start:end], text[end : end + size])
+        certain, stop = find_stop(strings, text[start:end], text[end : end + size])
         end, stop = end + size, None if stop is None else start + stop
         start += certain
-        assert stops.strings or start == min(end, len(text))  # nothing is held back for no string
+        assert strings or start == min(end, len(text))  # nothing is held back for no string
     assert stop == (sum(min(ends)) if ends else None)
 
 
