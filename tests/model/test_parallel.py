@@ -108,6 +108,7 @@ def test_work_is_shared_once_there_is_a_grain_of_it_for_each_thread(use):
         ((7, 2, 9), [3, 7]),
         ((9, 1, 4), [3, 6, 9]),
         ((2, 9, 4), [1, 2]),  # a row at least
+        ((16385,), [8192, 16385]),
         ((0,), [0]),
     ],
 )
