@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 import click
 
-from minigen.cli.outlets import NobodyListens, Outlet, outlets
+from minigen.cli.outlets import outlets
 from minigen.cli.progress import line, notes_of_libraries
 from minigen.errors import MinigenError, OptionError
 from minigen.signals import STOP_SIGNALS, heard_by, let_pass
@@ -70,10 +70,6 @@ def cli(ctx: click.Context) -> None:
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
-    if isinstance(sys.stdout, Outlet):
-        # It is there for what it prints, without end perhaps, and ends with its reader. The others
-        # have work to do, or a verdict to give, whoever listens; or are soon done.
-        sys.stdout.raises = ctx.invoked_subcommand == "generate"
 
 
 class _Interruption:
@@ -125,8 +121,6 @@ def _tell(error: BaseException) -> int:
         return _fail(error.format_message() + cure, error.exit_code)
     if isinstance(error, click.Abort | KeyboardInterrupt):
         return _fail("interrupted", 130)
-    if isinstance(error, NobodyListens):
-        return 0
     if isinstance(error, MinigenError):
         return _fail(error, 2 if isinstance(error, OptionError) else 1)
     if isinstance(error, MemoryError):
@@ -156,7 +150,8 @@ def run(arguments: list[str] | None = None) -> int:
         except BaseException as error:  # some libraries raise what is not even an Exception
             with heard_by(let_pass):
                 # An interruption makes some libraries fail in other ways, too.
-                status = _tell(KeyboardInterrupt() if interruption.came else error)
+                cause = KeyboardInterrupt() if interruption.came else error
+                status = 0 if cause is out.fault else _tell(cause)
         out.raises = False
         out.flush()
         if out.fault and out.fault.errno != errno.EPIPE:

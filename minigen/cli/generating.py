@@ -151,6 +151,10 @@ def generate(
     Example:
       minigen generate runs/fables "Once" --temperature 0.8 --top-k 40
     """
+    # It is there for what it prints, without end perhaps, and ends with its reader. Other commands
+    # have work to do, or a verdict to give, whoever listens; or are soon done.
+    outlet: Any = sys.stdout
+    outlet.raises = True
     policy = options.build_policy(policy_options)
     _refuse_what_does_nothing(click.get_current_context(), policy)
     prompts = _prompts(prompt, prompts_path)

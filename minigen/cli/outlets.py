@@ -8,10 +8,6 @@ from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 
-class NobodyListens(Exception):  # noqa: N818 (it is no error)
-    """Nothing more can be written to stdout, and the command is there for its output alone."""
-
-
 def visible(text: str) -> str:
     """Escape what would command a terminal, or turn the direction of its text.
 
@@ -33,7 +29,7 @@ class Outlet:
     On a terminal, stdout shows escapes for what would command it (stderr has progress bars to draw,
     so that whoever writes text there escapes it); into a pipe or a file all goes as it is.
     ``fault`` is the first error; what comes after it is dropped. Where ``raises`` is set, that
-    error is raised as NobodyListens.
+    error is raised: the command is there for its output alone.
     """
 
     def __init__(self, stream: TextIO, *, escapes: bool) -> None:
@@ -64,7 +60,7 @@ class Outlet:
             with suppress(OSError), open(os.devnull, "wb") as nowhere:
                 os.dup2(nowhere.fileno(), self._stream.fileno())
             if self.raises:
-                raise NobodyListens from error
+                raise
 
 
 @contextmanager

@@ -131,7 +131,11 @@ def load(path: str | Path, *, moments: bool = True) -> Checkpoint:
         _check_size(path)
         with safe_open(path, framework="numpy") as file:
             description = _unseal(file.metadata() or {})
-            _check_step(description)
+            step, training = description["step"], description["config"].get("training", {})
+            if step > (steps := training.get("steps", step)):
+                raise MinigenError(
+                    f"it cannot be right: it is at step {step} of training.steps = {steps}"
+                )
             headers = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
             for name, header in headers.items():
                 if header.get_dtype() != "F64":
@@ -150,10 +154,9 @@ def load(path: str | Path, *, moments: bool = True) -> Checkpoint:
                     tensors[name] = tensor
     except (SafetensorError, OSError, MinigenError) as error:
         raise MinigenError(f"cannot load {path}: {_reason(path, error)}") from None
-    if not _is_named_rightly(path, description["step"]):
+    if not _is_named_rightly(path, step):
         raise MinigenError(
-            f"{path} is of step {description['step']}, whatever its name says: remove it, or "
-            "name it so"
+            f"{path} is of step {step}, whatever its name says: remove it, or name it so"
         )
     return Checkpoint(**{**description, "tensors": tensors})
 
@@ -265,12 +268,6 @@ def _check_described(described: int, rest: int) -> None:
             f"its description must have at most {_MOST_DESCRIBED} bytes more than its tensors "
             f"(it has {described}, they {rest}): shorten sampling.prompt"
         )
-
-
-def _check_step(description: dict[str, Any]) -> None:
-    step, training = description["step"], description["config"].get("training", {})
-    if step > (steps := training.get("steps", step)):
-        raise MinigenError(f"it cannot be right: it is at step {step} of training.steps = {steps}")
 
 
 def _check_config(config: dict[str, Any]) -> None:
