@@ -72,7 +72,7 @@ class RunFolder:
             run.read_corpus()  # refuses another text before anything is cut off
         folder = cls(path, run)
         folder._owned = owned
-        workers.from_first(lambda: folder._cut_logs(vouched))
+        workers.from_first(lambda: folder._open(vouched))
         if latest is None:
             folder.save()
         return folder
@@ -82,16 +82,13 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         self._owned = files.own(self.path)
         require_empty(self.path)
-        self._open()
+        self._open(None)
 
-    def _cut_logs(self, vouched: dict[str, logs.State] | None) -> None:
+    def _open(self, vouched: dict[str, logs.State] | None) -> None:
+        """Write the config, and open the logs, cut to what is vouched for or else by steps."""
         for name in logs.LOGS:
             path, state = self.path / name, (vouched or {}).get(name)
             logs.cut(path, state["bytes"] if state else logs.end_of(path, self.run.step))
-        self._open()
-
-    def _open(self) -> None:
-        """Write the config, and open the logs."""
         files.write_atomically(self.path / CONFIG, self.run.config.to_toml().encode())
         with files.explained(f"cannot write to {self.path}"):
             files.sync(self.path.parent)  # the folder itself must be there after a power cut
@@ -108,9 +105,7 @@ class RunFolder:
 
     def _sync(self) -> dict[str, logs.State]:
         with files.explained(f"cannot write to {self.path}"):
-            for name in logs.VOUCHED:
-                self._logs[name].sync()
-        return {name: self._logs[name].state for name in logs.VOUCHED}
+            return {name: self._logs[name].sync() for name in logs.VOUCHED}
 
     def steps(self) -> Iterator[StepRecord]:
         """Train to the end, logging each step and saving every ``checkpoint.every`` steps."""

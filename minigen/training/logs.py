@@ -50,11 +50,6 @@ class Log:
             self._digest = hashlib.file_digest(file, "sha256")
             self._size = file.tell()
 
-    @property
-    def state(self) -> State:
-        """What a checkpoint that is saved now vouches for."""
-        return {"bytes": self._size, "sha256": self._digest.hexdigest()}
-
     def append(self, line: Line) -> None:
         """Append a line, or leave the log as it was."""
         data = left = json.dumps(line, ensure_ascii=False).encode() + b"\n"
@@ -68,9 +63,10 @@ class Log:
         self._digest.update(data)
         self._size += len(data)
 
-    def sync(self) -> None:
-        """Bring the log to the disk, before a checkpoint relies on it."""
+    def sync(self) -> State:
+        """Bring the log to the disk; return what a checkpoint may vouch for then."""
         os.fsync(self._file)
+        return {"bytes": self._size, "sha256": self._digest.hexdigest()}
 
 
 def require_own(path: Path) -> None:

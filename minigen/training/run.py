@@ -117,24 +117,24 @@ class Run:
             "tokenizer": tokenizer,
             "progress": self._progress,
         }
-        if text is not None:
-            if not isinstance(text, Text) and table.documents != "file":
-                raise MinigenError(
-                    f"the text of this run was cut into documents by corpus.documents = "
-                    f"{table.documents!r}, not given as a list of them: give it as one text"
-                )
-            read = corpus.from_memory(text, **options)
-        else:
-            if table.text == "external":
-                raise MinigenError(
-                    "this run was trained on a text that is not in it: give that text to train on"
-                )
-            if self.workers.size > 1 and "-" in table.text:
-                raise OptionError(
-                    "standard input reaches the first worker alone: name files that all can read "
-                    "(got -)"
-                )
+        if not isinstance(text, Text | None) and table.documents != "file":
+            raise MinigenError(
+                f"the text of this run was cut into documents by corpus.documents = "
+                f"{table.documents!r}, not given as a list of them: give it as one text"
+            )
+        if text is None and table.text == "external":
+            raise MinigenError(
+                "this run was trained on a text that is not in it: give that text to train on"
+            )
+        if text is None and self.workers.size > 1 and "-" in table.text:
+            raise OptionError(
+                "standard input reaches the first worker alone: name files that all can read "
+                "(got -)"
+            )
+        if text is None:
             read = corpus.load(table.text, **options)
+        else:
+            read = corpus.from_memory(text, **options)
         known = self.corpus_sha256
         if known and not checkpoint.is_text(read.sha256, known, self._corpus_files):
             raise MinigenError(

@@ -304,7 +304,7 @@ def test_a_checkpoint_vouches_for_these_two_logs_alone(logs: object, folder: Pat
 
 
 def test_an_empty_log_is_what_a_file_without_logs_vouches_for(tmp_path: Path) -> None:
-    assert Log(tmp_path / METRICS).state == NO_LOG
+    assert Log(tmp_path / METRICS).sync() == NO_LOG
 
 
 def lay_link(path: Path, elsewhere: Path) -> None:
@@ -374,9 +374,9 @@ def test_a_log_is_as_readable_as_any_other_file_and_is_closed_when_it_is_let_go(
     log = Log(tmp_path / METRICS)
     log.append({"step": 1})
     again = Log(tmp_path / METRICS)
-    assert again.state == log.state
+    assert again.sync() == log.sync()
     again.append({"step": 2, "text": "é"})
-    cut(tmp_path / METRICS, again.state["bytes"])
+    cut(tmp_path / METRICS, again.sync()["bytes"])
     assert (tmp_path / METRICS).read_text("utf-8") == '{"step": 1}\n{"step": 2, "text": "é"}\n'
     assert (tmp_path / METRICS).stat().st_mode == (tmp_path / "plain").stat().st_mode
     del log, again
