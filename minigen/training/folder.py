@@ -86,13 +86,13 @@ class RunFolder:
 
     def _open(self, vouched: dict[str, logs.State] | None) -> None:
         """Write the config, and open the logs, cut to what is vouched for or else by steps."""
-        for name in logs.LOGS:
-            path, state = self.path / name, (vouched or {}).get(name)
-            logs.cut(path, state["bytes"] if state else logs.end_of(path, self.run.step))
         files.write_atomically(self.path / CONFIG, self.run.config.to_toml().encode())
         with files.explained(f"cannot write to {self.path}"):
             files.sync(self.path.parent)  # the folder itself must be there after a power cut
-            self._logs = {name: Log(self.path / name) for name in logs.LOGS}
+            for name in logs.LOGS:
+                path, state = self.path / name, (vouched or {}).get(name)
+                size = state["bytes"] if state else logs.end_of(path, self.run.step)
+                self._logs[name] = Log(path, size)
 
     def _checkpoint(self) -> Path:
         return self.path / f"step-{self.run.step:06d}.safetensors"

@@ -36,16 +36,18 @@ NO_LOG: State = {"bytes": 0, "sha256": hashlib.sha256().hexdigest()}
 
 
 class Log:
-    """A log to append to, with the length and the SHA-256 of what stands in it.
+    """A log to append to behind its first ``size`` bytes; what is after them is cut off.
 
     It must be a regular file with one name: what is behind a link belongs to somebody else. Raises
     MinigenError where it is not, OSError where the system refuses.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, size: int) -> None:
         require_own(path)
         self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | _OWN, 0o666)
         weakref.finalize(self, os.close, self._file)
+        if size < os.fstat(self._file).st_size:
+            os.ftruncate(self._file, size)
         with open(self._file, "rb", closefd=False) as file:
             self._digest = hashlib.file_digest(file, "sha256")
             self._size = file.tell()
@@ -78,18 +80,6 @@ def require_own(path: Path) -> None:
                 f"{path} must be a regular file with one name, no link, pipe or device: put a copy "
                 "of the log in its place"
             )
-
-
-def cut(path: Path, size: int) -> None:
-    """Cut a log off behind its first ``size`` bytes."""
-    require_own(path)
-    with suppress(FileNotFoundError):
-        file = os.open(path, os.O_RDWR | _OWN)
-        try:
-            if size < os.fstat(file).st_size:
-                os.ftruncate(file, size)
-        finally:
-            os.close(file)
 
 
 def fault(checkpoint: Path, vouched: Mapping[str, State] | None) -> str:

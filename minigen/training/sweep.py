@@ -249,7 +249,7 @@ def mend(folder: Path, config: Config) -> str:
         for name, state in (vouched or {}).items() if doubts else ():
             if (folder / name).exists():
                 shutil.copy(folder / name, _aside(folder / name))
-                logs.cut(folder / name, state["bytes"])
+                logs.Log(folder / name, state["bytes"])
     return "; ".join(faults + doubts[:1])
 
 

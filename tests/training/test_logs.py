@@ -20,7 +20,6 @@ from minigen.training.logs import (
     SAMPLES,
     TIMING,
     Log,
-    cut,
     end_of,
     parse,
     read_lines,
@@ -304,7 +303,7 @@ def test_a_checkpoint_vouches_for_these_two_logs_alone(logs: object, folder: Pat
 
 
 def test_an_empty_log_is_what_a_file_without_logs_vouches_for(tmp_path: Path) -> None:
-    assert Log(tmp_path / METRICS).sync() == NO_LOG
+    assert Log(tmp_path / METRICS, 0).sync() == NO_LOG
 
 
 def lay_link(path: Path, elsewhere: Path) -> None:
@@ -318,7 +317,7 @@ def test_a_link_that_is_laid_after_the_look_at_a_log_is_not_followed(
     lay_link(tmp_path / METRICS, tmp_path / "elsewhere")
     monkeypatch.setattr(module, "require_own", lambda path: None)
     with pytest.raises(OSError, match="symbolic links"):
-        Log(tmp_path / METRICS)
+        Log(tmp_path / METRICS, 0)
     assert not (tmp_path / "elsewhere").exists()
 
 
@@ -341,9 +340,8 @@ def test_a_log_that_is_no_file_of_the_folder_is_refused_untouched(
     before = elsewhere.read_bytes()
     (folder / log).unlink()
     lay(folder / log, elsewhere)
-    for touch in (Log, lambda path: cut(path, 0)):
-        with pytest.raises(MinigenError, match="must be a regular file with one name"):
-            touch(folder / log)
+    with pytest.raises(MinigenError, match="must be a regular file with one name"):
+        Log(folder / log, 0)
     found = minigen("train", "--resume", "--out", str(folder))
     assert (found.status, found.err.count("\n")) == (1, 1)
     assert f"{folder / log} must be a regular file with one name" in found.err
@@ -359,9 +357,8 @@ def test_nor_is_a_link_followed_that_was_laid_at_the_last_moment(
     (folder / METRICS).symlink_to(elsewhere)
     monkeypatch.setattr(module, "require_own", lambda path: None)
     before = elsewhere.read_bytes()
-    for touch in (Log, lambda path: cut(path, 0)):
-        with pytest.raises(OSError, match="symbolic link"):
-            touch(folder / METRICS)
+    with pytest.raises(OSError, match="symbolic link"):
+        Log(folder / METRICS, 0)
     assert elsewhere.read_bytes() == before
 
 
@@ -371,12 +368,11 @@ def test_a_log_is_as_readable_as_any_other_file_and_is_closed_when_it_is_let_go(
 ) -> None:
     (tmp_path / "plain").touch()
     before = os.listdir("/proc/self/fd")
-    log = Log(tmp_path / METRICS)
+    log = Log(tmp_path / METRICS, 0)
     log.append({"step": 1})
-    again = Log(tmp_path / METRICS)
+    again = Log(tmp_path / METRICS, log.sync()["bytes"])
     assert again.sync() == log.sync()
     again.append({"step": 2, "text": "é"})
-    cut(tmp_path / METRICS, again.sync()["bytes"])
     assert (tmp_path / METRICS).read_text("utf-8") == '{"step": 1}\n{"step": 2, "text": "é"}\n'
     assert (tmp_path / METRICS).stat().st_mode == (tmp_path / "plain").stat().st_mode
     del log, again
