@@ -210,12 +210,10 @@ def parse_override(text: str) -> tuple[str, Any]:
 def shipped() -> dict[str, Path]:
     """Map the names of the shipped configs to their files: in a wheel, or in a checkout."""
     package = Path(__file__).parents[1]
-    folders = [package / "configs", package.parent / "configs"]
-    folder = next((f for f in folders if f.is_dir()), None)
-    if folder is None:
-        cure = "install minigen again (pip install .)"
-        raise MinigenError(f"there are no configs in {package}: {cure}")
-    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    for folder in (package / "configs", package.parent / "configs"):
+        if folder.is_dir():
+            return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    raise MinigenError(f"there are no configs in {package}: install minigen again (pip install .)")
 
 
 def _find(name_or_path: str | Path) -> Path:
