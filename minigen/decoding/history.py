@@ -92,8 +92,5 @@ class History:
         """Go on with these texts, in this order; a text may be named more than once."""
         self.counts = self.counts[list(rows)]
         if self.ngrams:
-            first = {row: i for i, row in reversed(list(enumerate(rows)))}
-            self.ngrams = [
-                self.ngrams[row] if first[row] == i else self.ngrams[row].copy()
-                for i, row in enumerate(rows)
-            ]
+            part = [self.ngrams[row] for row in rows]
+            self.ngrams = [x.copy() for x in part] if len(set(rows)) < len(rows) else part

@@ -129,9 +129,8 @@ class Tokens:
 class Corpus:
     """Tokens to train on and to validate with (perhaps none), and where they come from.
 
-    ``sha256`` is that of the text: of its bytes where it is one file, else of the digests of its
-    files, one after the other, with a hyphen and their number behind it. ``name`` is ``"fables"``
-    for the embedded text, else ``"external"``.
+    ``sha256`` is that of the text, as a ``Reader`` tells it. ``name`` is ``"fables"`` for the
+    embedded text, else ``"external"``.
     """
 
     training: Tokens
@@ -156,12 +155,10 @@ def load(
     cache: Path | None = None,
     progress: Progress | None = None,
 ) -> Corpus:
-    """Read ``"fables"``, or files and folders by their paths (``"-"`` is standard input).
+    """Read ``"fables"``, or files and folders by their paths, as ``documents.find`` does.
 
-    A folder stands for the regular files in it and below, hidden ones apart, in the order of
-    their relative paths as bytes. A document is a file, a paragraph (a run of lines that are not
-    blank) or a line. Line ends (LF, CR LF, CR CR LF, CR) between documents belong to none; empty
-    documents are dropped, and so is a byte-order mark at the start of a file.
+    A document is a file, a paragraph (a run of lines that are not blank) or a line. Line ends (LF,
+    CR LF, CR CR LF, CR) between documents belong to none; empty documents are dropped.
 
     About the last ``validation_fraction`` of the text is for validation: from the document boundary
     that is nearest, or, where there is one document alone, from the last character boundary

@@ -232,33 +232,29 @@ class Reader:
             )
         self.documents = documents
         self.report = progress or (lambda phase, done, total: None)
-        self._sources = sources
-        self._digests: list[bytes] = []
-        self.size, self.sha256 = self._measure()
+        self._sources, self._digests, self.size = sources, list[bytes](), 0
+        expected, strange = sum(source.size for source in sources), []
+        for source in sources:
+            digest = hashlib.sha256()
+            for i, block in enumerate(source.blocks()):
+                if i == 0 and source.is_file and (kind := looks_like(block)):
+                    strange.append(f"{source.name} looks like {kind}")
+                digest.update(block)
+                self.size += len(block)
+                self.report("hashing", self.size, expected)
+            self._digests.append(digest.digest())
+        if strange:
+            more = f", and {len(strange) - 1} more no text either" if len(strange) > 1 else ""
+            warnings.warn(f"{strange[0]}{more}; its bytes are taken as they are", stacklevel=2)
         if not self.size:
             names = ", ".join(source.name for source in sources[:3])
             raise MinigenError(
                 f"the text must hold at least one byte (got 0 bytes in {len(sources)} "
                 f"{'file' if len(sources) == 1 else 'files'}: {names})"
             )
-
-    def _measure(self) -> tuple[int, str]:
-        expected, size, strange = sum(source.size for source in self._sources), 0, []
-        for source in self._sources:
-            digest = hashlib.sha256()
-            for i, block in enumerate(source.blocks()):
-                if i == 0 and source.is_file and (kind := looks_like(block)):
-                    strange.append(f"{source.name} looks like {kind}")
-                digest.update(block)
-                size += len(block)
-                self.report("hashing", size, expected)
-            self._digests.append(digest.digest())
-        if strange:
-            more = f", and {len(strange) - 1} more no text either" if len(strange) > 1 else ""
-            warnings.warn(f"{strange[0]}{more}; its bytes are taken as they are", stacklevel=3)
-        if len(self._digests) == 1:
-            return size, self._digests[0].hex()
-        return size, f"{hashlib.sha256(b''.join(self._digests)).hexdigest()}-{len(self._digests)}"
+        self.sha256 = self._digests[0].hex()
+        if len(sources) > 1:
+            self.sha256 = f"{hashlib.sha256(b''.join(self._digests)).hexdigest()}-{len(sources)}"
 
     def characters(self) -> Iterator[str]:
         """Yield the text in blocks: each document between two ``<|endoftext|>``, none empty."""
