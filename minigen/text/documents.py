@@ -18,9 +18,10 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Any, Literal, get_args
+from typing import IO, Any, Literal
 
 from minigen.errors import MinigenError, OptionError
 from minigen.files import explained
@@ -43,6 +44,13 @@ _LINE_END = re.compile(rb"\r{0,2}\n|\r")
 # A line ends in LF, CR LF, CR CR LF or CR. The look ahead and what gives nothing back (?> +) make
 # it fast.
 _BLANK_LINES = re.compile(r"(?>\r{0,2}\n|\r)(?=[ \t\r\n])(?:[ \t]*+(?>\r{0,2}\n|\r))++")
+
+# What parts the documents at the edges of a file, and what puts one mark where it stands in a text.
+_BETWEEN: dict[str, tuple[str, Callable[[str], str]]] = {
+    "file": (_END, lambda text: text.replace(_END + _END, _END)),  # an empty file
+    "paragraph": ("\n\n", partial(_BLANK_LINES.sub, _END)),
+    "line": ("\n", partial(re.compile(r"[\r\n]+").sub, _END)),
+}
 
 _UNMEANT = re.compile(r"\.|[0-9a-f]{64}\.(tokens|merges)$")
 """The name of a file or folder that is hidden, or of a file of the token cache."""
@@ -226,7 +234,7 @@ class Reader:
     def __init__(
         self, sources: Sequence[Source], documents: Documents, progress: Progress | None = None
     ) -> None:
-        if documents not in get_args(Documents):
+        if documents not in _BETWEEN:
             raise OptionError(
                 f'documents must be "file", "paragraph" or "line" (got {documents!r})'
             )
@@ -268,7 +276,7 @@ class Reader:
 
     def _marked(self) -> Iterator[str]:
         """Yield the text in blocks, one ``<|endoftext|>`` between documents, two between blocks."""
-        edge = {"file": _END, "paragraph": "\n\n", "line": "\n"}[self.documents]
+        edge, marked = _BETWEEN[self.documents]
         done, digests = 0, []
         for source in self._sources:
             held, digest = edge, hashlib.sha256()
@@ -281,24 +289,13 @@ class Reader:
                 held = text[len(body) :]
                 if len(held) > BLOCK:  # however long it becomes, it means no more than this
                     held = _BLANK_LINES.sub("\n\n", held)
-                yield self._mark(body)
+                yield marked(body)
                 done += len(block)
                 self.report("reading", done, self.size)
             digests.append(digest.digest())
-            yield self._mark(held + edge)
+            yield marked(held + edge)
         if digests != self._digests:
             raise MinigenError(
                 f"the text has changed while it was read: {self.size} bytes, then {done}"
                 f"{'' if done != self.size else ' that are others'}"
             )
-
-    def _mark(self, text: str) -> str:
-        """Put one ``<|endoftext|>`` in place of all that stands between two documents."""
-        if self.documents == "file":
-            return text.replace(_END + _END, _END)  # an empty file
-        if self.documents == "paragraph":
-            return _BLANK_LINES.sub(_END, text)
-        text = text.replace("\r", "\n")
-        while "\n\n" in text:  # an empty line
-            text = text.replace("\n\n", "\n")
-        return text.replace("\n", _END)
