@@ -9,6 +9,7 @@ import errno
 import hashlib
 import os
 import re
+import shutil
 import stat
 import sys
 import tempfile
@@ -214,8 +215,7 @@ def _spooled(name: str, stream: IO[bytes]) -> Source:
     """Keep what can be read only once: in memory or, where it is large, in a temporary file."""
     spool = tempfile.SpooledTemporaryFile(LARGE)  # noqa: SIM115 (lives as long as the source)
     with explained(f"cannot read {name}"):
-        while block := stream.read(BLOCK):
-            spool.write(block)
+        shutil.copyfileobj(stream, spool)
     source = Source(name, spool.tell(), lambda: nullcontext(spool))
     weakref.finalize(source, spool.close)
     return source
