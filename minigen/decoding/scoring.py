@@ -6,6 +6,7 @@ Sums of nats run over integers of 2⁻⁴⁸ nats, so that neither order nor blo
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from math import inf, ldexp
 
 import numpy as np
@@ -133,14 +134,12 @@ def evaluate(model: LanguageModel, tokens: Tokens) -> Evaluation:
     V, n = model.vocab_size, _count(tokens)
     bits = head.weight_bits(V)
     nats = 0
-    bigrams: Counter[int] = Counter()
     counts, hits, confidences = [0] * BINS, [0] * BINS, [0] * BINS
     for contexts, targets in predictions(model, tokens):
         gap = head.gaps(model.logits(contexts))  # (n, V)
         S = exact_sum(integer_exp(gap, bits), axis=1)  # (n,)
         missed = gap[np.arange(len(gap)), targets]  # (n,)
         nats += in_units(missed + head.log_partition(S, V))
-        bigrams.update((contexts[:, -1] * V + targets).tolist())
         confidence = ldexp(1.0, bits) / S
         bins = np.minimum(np.ceil(confidence * BINS).astype(np.int64), BINS) - 1
         right = gap.argmin(axis=1) == targets
@@ -167,26 +166,31 @@ def evaluate(model: LanguageModel, tokens: Tokens) -> Evaluation:
         perplexity=float(exp(loss)),
         tokens=n,
         bytes=tokens.bytes,
-        baselines=count_baselines(bigrams, V),
+        baselines=baselines(tokens, V),
         calibration_error=error / _PER_NAT / n,
         reliability=reliability,
     )
 
 
-def count_baselines(bigrams: Counter[int], vocab_size: int) -> dict[str, float]:
-    """Nats per token of the best distribution that knows nothing, counts, or counts of pairs."""
-    before: Counter[int] = Counter()
-    after: Counter[int] = Counter()
-    for pair, count in bigrams.items():
-        before[pair // vocab_size] += count
-        after[pair % vocab_size] += count
-    n = bigrams.total()
+def baselines(tokens: Tokens, vocab_size: int) -> dict[str, float]:
+    """Nats per token of the best distribution that knows nothing, counts, or counts of pairs.
+
+    The counts are those of these very tokens.
+    """
+    before, after, pairs = Counter[int](), Counter[int](), Counter[tuple[int, int]]()
+    ids: list[int] = []
+    for block in tokens.blocks():
+        ids = ids[-1:] + block.tolist()
+        before.update(ids[:-1])
+        after.update(ids[1:])
+        pairs.update(pairwise(ids))
+    n = len(tokens)
+    unigram = _count_log_count([n]) - _count_log_count(after.values())
+    bigram = _count_log_count(before.values()) - _count_log_count(pairs.values())
     return {
         "uniform": float(log(float(vocab_size))),
-        "unigram": (_count_log_count([n]) - _count_log_count(after.values())) / _PER_NAT / n,
-        "bigram": (_count_log_count(before.values()) - _count_log_count(bigrams.values()))
-        / _PER_NAT
-        / n,
+        "unigram": unigram / _PER_NAT / n,
+        "bigram": bigram / _PER_NAT / n,
     }
 
 

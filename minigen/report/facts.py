@@ -1,7 +1,6 @@
 """What is known of a run: its checkpoint, and what its folder and its text still tell."""
 
 import math
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from minigen.decoding.scoring import count_baselines
 from minigen.errors import MinigenError
 from minigen.text import corpus
 from minigen.text.corpus import Corpus, Tokens
@@ -18,8 +16,6 @@ from minigen.training import checkpoint
 from minigen.training.checkpoint import Checkpoint
 from minigen.training.config import CONFIG, Config, located
 from minigen.training.logs import METRICS, SAMPLES, Line, fault, read_lines
-
-_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -134,16 +130,6 @@ def _read_text(
     if not saved.has_text(text.sha256):
         raise MinigenError("The run's text has changed since: its SHA-256 is another.")
     return text
-
-
-def baselines(tokens: Tokens, vocab_size: int) -> dict[str, float]:
-    """Nats per token that ``uniform``, and counts of these very tokens, would reach."""
-    pairs: Counter[int] = Counter()
-    for start in range(0, len(tokens), _BLOCK):
-        block = tokens.read(start, start + _BLOCK + 1).astype(np.int64)
-        values, counts = np.unique(block[:-1] * vocab_size + block[1:], return_counts=True)
-        pairs.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
-    return count_baselines(pairs, vocab_size)
 
 
 def occurring(tokens: Tokens, vocab_size: int) -> list[int]:

@@ -18,9 +18,10 @@ import numpy as np
 
 from minigen import files
 from minigen.arguments import checked
+from minigen.decoding.scoring import baselines
 from minigen.errors import MinigenError
 from minigen.exact.arithmetic import log
-from minigen.report.facts import Facts, baselines, gather, occurring, token_label, twin_policy
+from minigen.report.facts import Facts, gather, occurring, token_label, twin_policy
 from minigen.report.projection import principal_coordinates
 from minigen.report.trainable import packed, training_data
 from minigen.text.corpus import Tokens

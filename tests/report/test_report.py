@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 from minigen import cli
-from minigen.decoding.scoring import evaluate
+from minigen.decoding.scoring import baselines, evaluate
 from minigen.errors import MinigenError
 from minigen.report import facts, page
 from minigen.report.page import MOST_WEIGHT_BYTES, write_report
 from minigen.report.projection import principal_coordinates
+from minigen.text import corpus
 from minigen.text.tokenizer import ByteTokenizer
 from minigen.training.checkpoint import locate
 from minigen.training.config import Config, differences, parse_override
@@ -161,9 +162,9 @@ def test_lines_to_compare_with_are_those_of_evaluate(run):
 
 def test_counts_do_not_depend_on_blocks(run, monkeypatch):
     tokens = Run.load(run).read_corpus().training
-    whole = facts.baselines(tokens, 270), facts.occurring(tokens, 270)
-    monkeypatch.setattr(facts, "_BLOCK", 1000)
-    assert (facts.baselines(tokens, 270), facts.occurring(tokens, 270)) == whole
+    whole = baselines(tokens, 270), facts.occurring(tokens, 270)
+    monkeypatch.setattr(corpus, "BLOCK", 1000)
+    assert (baselines(tokens, 270), facts.occurring(tokens, 270)) == whole
 
 
 def test_long_runs_keep_500_samples_with_the_last(run):
