@@ -234,7 +234,7 @@ def incremental(lab: Laboratory) -> Claim:
     run = lab.run()
     lab.train(run)
     model, K = run.model, run.model.context_length
-    tokens = lab.corpus.training.read(0, 64).tolist()
+    tokens = lab.corpus.training.part(0, 64).array.tolist()
     contexts = padded_contexts([tokens[:n] for n in range(1, len(tokens) + 1)], K)  # (N, K)
     W, b = model.parameters["W"], model.parameters["b"]
     whole = head.project(model.hidden(contexts), W, b)  # (N, V)

@@ -76,14 +76,10 @@ class Tokens:
         stop = self._stop if stop is None else min(self._start + stop, self._stop)
         return Tokens(self._kept, self._tokenizer, self._start + start, stop)
 
-    def read(self, start: int, stop: int) -> NDArray[Any]:
-        """Return tokens from ``start`` to before ``stop``, or the last one."""
-        return self.part(start, stop).array
-
     def blocks(self) -> Iterator[NDArray[Any]]:
         """Yield all T + 1 tokens, some at a time."""
         for start in range(0, len(self) + 1, BLOCK):
-            yield self.read(start, start + BLOCK)
+            yield self.part(start, start + BLOCK).array
 
     @cached_property
     def bytes(self) -> int:
@@ -118,10 +114,11 @@ class Tokens:
         low = max(int(positions.min(initial=len(self))), 0)
         high = int(positions.max(initial=low))
         if high - low <= BLOCK:
-            return self.read(low, high + 1).take(positions - low, mode="clip")
+            return self.part(low, high + 1).array.take(positions - low, mode="clip")
         first = positions[0] < 0
         windows = self._kept.windows(self._start + positions[0] * ~first, context_length + 1).T
-        windows[:, first] = self.read(0, context_length).take(positions[:, first], mode="clip")
+        opening = self.part(0, context_length).array
+        windows[:, first] = opening.take(positions[:, first], mode="clip")
         return windows
 
 
@@ -224,11 +221,11 @@ def _divide(whole: Tokens, validation_fraction: float, keep: Callable[..., Kept]
     if cut is None:  # one document: cut before the last character that begins in time
         ideal = last - round((last - 1) * validation_fraction)
         low = max(ideal - 3, 1)
-        near = whole.read(low, ideal + 1)
+        near = whole.part(low, ideal + 1).array
         starts = np.flatnonzero((near < 0x80) | (near >= 0xC0))
         inside = low + int(starts[-1]) if len(starts) else ideal
         if 1 < inside < last:
-            end = whole.read(0, 1)
+            end = whole.part(0, 1).array
             training = chain(whole.part(0, inside).blocks(), [end])
             validation = chain([end], whole.part(inside).blocks())
             return [
