@@ -182,6 +182,14 @@ def test_a_stop_string_begins_in_the_text_of_the_beam_that_it_ends():
     assert all(t.log_probabilities is None for t in texts)  # which costs time: only if asked for
 
 
+def test_a_character_of_several_tokens_is_that_of_the_beam_that_holds_them():
+    table = np.full((257, 257), -9.0)
+    table[ord("x"), [0xC3, 0xC2]] = 1.0, 0.9
+    table[0xC3, 0xA9] = table[0xC2, 0xB5] = 5.0
+    task = Task(Bigrams(table), TOKENIZER, max_new_tokens=2)
+    assert [text.text for text in beam_search(task, "x", num_beams=2)] == ["é", "µ"]
+
+
 def test_each_step_looks_at_twice_as_many_texts_as_there_are_beams_and_at_no_more():
     table = np.full((257, 257), -9.0)
     table[ord("x"), [*b"abc"]] = 1.0, 0.9, 0.8  # two of them are stop strings
