@@ -4,21 +4,28 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from functools import partial, reduce
+from operator import add
 from pathlib import Path
 from typing import Any
 
 from threadpoolctl import threadpool_info
 
+from minigen.errors import MinigenError
 from minigen.proof.floats import with_floats
-from minigen.proof.laboratory import Claim, Control, Laboratory, elsewhere
+from minigen.proof.laboratory import Claim, Laboratory, claim
 from minigen.training.config import Config
 from minigen.training.run import Run
+from minigen.training.workers import Workers, from_mpiexec
 
 _THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS",
             "VECLIB_MAXIMUM_THREADS", "NUMBA_NUM_THREADS")  # fmt: skip
-_OURS = (*_THREADS, "OPENBLAS_CORETYPE", "OPENBLAS_VERBOSE", "NPY_DISABLE_CPU_FEATURES")
+_KERNELS = ("OPENBLAS_CORETYPE", "OPENBLAS_VERBOSE", "NPY_DISABLE_CPU_FEATURES")
+_LAUNCHERS = ("PMI", "OMPI_", "MV2_", "SLURM_")  # whose variables would confuse the next mpiexec
+_LIMIT = 600  # seconds, after which another process counts as hung
 
 
 @dataclass(frozen=True)
@@ -65,23 +72,113 @@ def environments() -> list[Environment]:
     ]
 
 
+# ── Processes that train ─────────────────────────────────────────────────────────────────────────
+
+
 @dataclass(frozen=True)
 class Outcome:
-    """What a sub-process reported, or why it reported nothing."""
+    """What processes trained, exactly and in plain floats, or their ``failure``.
+
+    ``kernel`` is what their BLAS computed with. An ``unavailable`` one says nothing of minigen.
+    """
 
     fingerprint: str = ""
     float_fingerprint: str = ""
     kernel: str = ""
+    losses: list[str] = field(default_factory=list)
     failure: str = ""
     unavailable: bool = False
 
 
-def train_in(environment: Environment, config_path: Path, start: Path) -> Outcome:
+class FloatWorkers(Workers):
+    """The mistake: sums of plain floats, in order of the workers."""
+
+    def total(self, work: Callable[[], Any], parameters: int) -> Any:
+        """Sum what all workers found."""
+        return reduce(add, self.communicator.allgather(work()))
+
+
+def start(
+    *arguments: object,
+    variables: Mapping[str, str],
+    launcher: Sequence[str] = (),
+    numba: bool = True,
+) -> subprocess.CompletedProcess[bytes]:
+    """Call ``report`` in another process, or in those of a launcher."""
+    code = "from minigen.proof.environments import report; report()"
+    if not numba:
+        code = f"import sys; sys.modules['numba'] = None; {code}"
+    kept = {name: value for name, value in variables.items() if not name.startswith(_LAUNCHERS)}
+    path = [str(Path(__file__).parents[2]), *sys.path[1:]]
+    return subprocess.run(
+        [*launcher, sys.executable, "-P", "-c", code, *map(str, arguments)],
+        env={**kept, "PYTHONPATH": os.pathsep.join(path)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=_LIMIT,
+        check=False,
+    )
+
+
+def report() -> None:
+    """Train the config of the command line, and from a checkpoint its twin in plain floats.
+
+    The first process prints the outcome as JSON; the others share its batches.
+    """
+    workers = from_mpiexec()
+    try:
+        config = Config.load(Path(sys.argv[1]))
+        run = Run(config, workers=workers)
+        careless = FloatWorkers(workers.communicator) if workers.size > 1 else workers
+        floats = Run.load(sys.argv[2], config=config, workers=careless)
+        floats.corpus = run.corpus
+        with_floats(floats)
+        records = [] if "--only-floats" in sys.argv else run.train()
+        floats.train()
+        losses = [record.loss.hex() for record in records]
+        kernels = {
+            f"{library['internal_api']} {library.get('architecture', '')}".strip()
+            for library in threadpool_info()
+            if library["user_api"] == "blas"
+        }
+        outcome = Outcome(run.fingerprint, floats.fingerprint, " + ".join(sorted(kernels)), losses)
+    except MinigenError as error:
+        outcome = Outcome(failure=str(error))
+    if workers.rank == 0:
+        print(json.dumps(asdict(outcome)))
+
+
+def differences(expected: tuple[str, list[str]], outcomes: Mapping[str, Outcome]) -> dict[str, str]:
+    """Return who trained to another fingerprint or with other losses, and to which."""
+    return {
+        name: outcome.failure or f"fingerprint {outcome.fingerprint[:12]}, not {expected[0][:12]}"
+        for name, outcome in outcomes.items()
+        if not outcome.unavailable and (outcome.fingerprint, outcome.losses) != expected
+    }
+
+
+def count_floats(outcomes: Mapping[str, Outcome]) -> int:
+    """Return how many fingerprints the plain floats gave."""
+    return len({outcome.float_fingerprint for outcome in outcomes.values()} - {""})
+
+
+# ── The experiment ───────────────────────────────────────────────────────────────────────────────
+
+
+def train_in(environment: Environment, config_path: Path, checkpoint: Path) -> Outcome:
     """Train a config, and from a checkpoint its twin in plain floats, in a sub-process."""
-    done = _start(environment, config_path, start)
+    variables = {name: value for name, value in os.environ.items() if name not in _KERNELS}
+    call = partial(
+        start,
+        config_path,
+        checkpoint,
+        variables=variables | threads(1) | environment.variables,
+        numba=environment.numba,
+    )
+    done = call()
     if done.returncode < 0:
         # Where plain numpy is killed by a signal too, its machine code is not for this processor.
-        plain = _start(environment, config_path, start, "--only-floats")
+        plain = call("--only-floats")
         signal = f"killed by signal {-done.returncode}"
         return Outcome(failure=signal, unavailable=plain.returncode < 0)
     if done.returncode:
@@ -90,71 +187,28 @@ def train_in(environment: Environment, config_path: Path, start: Path) -> Outcom
     return Outcome(**json.loads(done.stdout))
 
 
-def _start(environment: Environment, *arguments: Any) -> subprocess.CompletedProcess[bytes]:
-    code = "from minigen.proof.environments import report; report()"
-    if not environment.numba:
-        code = f"import sys; sys.modules['numba'] = None; {code}"
-    variables = {name: value for name, value in os.environ.items() if name not in _OURS}
-    return elsewhere(code, *arguments, variables=variables | threads(1) | environment.variables)
-
-
-def report() -> None:
-    """Train the config of the command line, exactly and in floats; print what came of it."""
-    config = Config.load(Path(sys.argv[1]))
-    run, floats = Run(config), Run.load(sys.argv[2], config=config)
-    floats.corpus = run.corpus
-    with_floats(floats)
-    if "--only-floats" not in sys.argv:
-        run.train()
-    floats.train()
-    kernels = {
-        f"{library['internal_api']} {library.get('architecture', '')}".strip()
-        for library in threadpool_info()
-        if library["user_api"] == "blas"
-    }
-    facts = {
-        "fingerprint": run.fingerprint,
-        "float_fingerprint": floats.fingerprint,
-        "kernel": " + ".join(sorted(kernels)),
-    }
-    print(json.dumps(facts))
-
-
 def environment(lab: Laboratory) -> Claim:
     """Show that one config gives one fingerprint, whatever the machine computes with."""
-    path = lab.folder / "environment.toml"
-    path.write_text(lab.config.to_toml(), encoding="utf-8")
-    offered = environments()
+    path, offered = lab.config_file(), environments()
     with ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
         outcomes = list(pool.map(lambda one: train_in(one, path, lab.start), offered))
-    run = lab.run()
-    lab.train(run)
-    return judge(run.fingerprint, {e.name: o for e, o in zip(offered, outcomes, strict=True)})
+    return judge(lab.expected(), {e.name: o for e, o in zip(offered, outcomes, strict=True)})
 
 
-def judge(fingerprint: str, outcomes: dict[str, Outcome]) -> Claim:
-    """Compare fingerprints with the one of this process: environment → outcome."""
+def judge(expected: tuple[str, list[str]], outcomes: Mapping[str, Outcome]) -> Claim:
+    """Compare with the fingerprint and losses of this process: environment → outcome."""
     tried = {name: outcome for name, outcome in outcomes.items() if not outcome.unavailable}
-    wrong = [
-        f"{name}: {outcome.failure or 'fingerprint ' + outcome.fingerprint[:12]}"
-        for name, outcome in tried.items()
-        if outcome.fingerprint != fingerprint
-    ]
-    kernels = {outcome.kernel for outcome in tried.values()} - {""}
-    floats = {outcome.float_fingerprint for outcome in tried.values()} - {""}
-    control = Control(
-        f"the same model in plain float64: {len(floats)} fingerprints", len(floats) > 1
+    kernels = sorted({outcome.kernel for outcome in tried.values()} - {""})
+    floats = count_floats(tried)
+    listed, left_out = ", ".join(tried), ", ".join(outcomes.keys() - tried.keys())
+    is_alike = len(kernels) < 2 and floats < 2
+    return claim(
+        "environment",
+        f"{len(tried)} sub-processes ({listed}; {', '.join(kernels)}): "
+        f"one fingerprint, {expected[0][:12]}…"
+        + (f"; left out, since plain numpy crashes there: {left_out}" if left_out else ""),
+        differences(expected, outcomes),
+        f"the same model in plain float64: {floats} fingerprints",
+        floats > 1,
+        untested=f"one BLAS kernel ({', '.join(kernels)}); {listed} agree" if is_alike else "",
     )
-    listed = ", ".join(tried)
-    if wrong:
-        return Claim("environment", False, f"not {fingerprint[:12]} {'; '.join(wrong)}", control)
-    if len(kernels) < 2 and not control.caught:
-        evidence = f"not tested here: one BLAS kernel ({', '.join(kernels)}); {listed} agree"
-        return Claim("environment", None, evidence, control)
-    left_out = ", ".join(outcomes.keys() - tried.keys())
-    evidence = (
-        f"{len(tried)} sub-processes ({listed}; {', '.join(sorted(kernels))}): "
-        f"one fingerprint, {fingerprint[:12]}…"
-        + (f"; left out, since plain numpy crashes there: {left_out}" if left_out else "")
-    )
-    return Claim("environment", True, evidence, control)

@@ -17,7 +17,7 @@ from minigen.model import head
 from minigen.model.model import Model
 from minigen.proof import plain
 from minigen.proof.floats import FloatModel, with_floats
-from minigen.proof.laboratory import TOKENS, Claim, Control, Laboratory, difference, state
+from minigen.proof.laboratory import TOKENS, Claim, Laboratory, claim, difference, state
 from minigen.training.run import Run
 
 PROMPTS = ("Once", "", "The end", b"\xff")
@@ -61,26 +61,6 @@ WAYS: Mapping[str, Callable[[Run], None]] = {
 
 
 # ── The experiments ──────────────────────────────────────────────────────────────────────────────
-
-
-def claim(
-    name: str,
-    same: str,
-    differences: Mapping[str, str],
-    control: str,
-    caught: str | bool,
-    *,
-    testable: bool = True,
-) -> Claim:
-    """Make the claim that no comparison found a difference: comparison → what differs, or ""."""
-    found = "; ".join(f"{what}: {text}" for what, text in differences.items() if text)
-    if found:
-        return Claim(name, False, found, Control(control, bool(caught)))
-    if not testable:
-        return Claim(name, None, f"not tested here; {same}", Control(control, bool(caught)))
-    if isinstance(caught, str) and caught:
-        control = f"{control}: {caught}"
-    return Claim(name, True, same, Control(control, bool(caught)))
 
 
 def sampling(lab: Laboratory) -> Claim:
@@ -248,7 +228,7 @@ def incremental(lab: Laboratory) -> Claim:
         {name: "" if same_bits(way, whole) else "other logits" for name, way in ways.items()},
         "plain float sums, from first to last and from last to first",
         not same_bits(forwards, backwards),
-        testable=K * run.model.embedding_dim > 1,  # a sum of one product has one order
+        untested="" if K * run.model.embedding_dim > 1 else "a sum of one product has one order",
     )
 
 

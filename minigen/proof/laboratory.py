@@ -1,8 +1,5 @@
 """The laboratory: a config cut down to a few steps, its text read once, and runs to compare."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -19,7 +16,6 @@ from minigen.training.run import Run, StepRecord
 FEWEST_STEPS, MOST_STEPS = 4, 40  # that an experiment trains
 TOKENS = 8  # of each text that an experiment asks for
 _EVALUATED = 512  # predictions
-_LIMIT = 600  # seconds, after which another process counts as hung
 
 
 @dataclass(frozen=True)
@@ -38,6 +34,29 @@ class Claim:
     holds: bool | None
     evidence: str
     control: Control
+
+
+def claim(
+    name: str,
+    same: str,
+    differences: Mapping[str, str],
+    control: str,
+    caught: str | bool,
+    *,
+    untested: str = "",
+) -> Claim:
+    """Make the claim that no comparison found a difference: comparison → what differs, or "".
+
+    ``caught`` says whether, or how, the control was; ``untested`` why nothing could be shown here.
+    """
+    found = "; ".join(f"{what}: {text}" for what, text in differences.items() if text)
+    if found:
+        return Claim(name, False, found, Control(control, bool(caught)))
+    if untested:
+        return Claim(name, None, f"not tested here: {untested}", Control(control, bool(caught)))
+    if isinstance(caught, str) and caught:
+        control = f"{control}: {caught}"
+    return Claim(name, True, same, Control(control, bool(caught)))
 
 
 class Step(NamedTuple):
@@ -157,6 +176,17 @@ class Laboratory:
                 after_each(run)
         return trace
 
+    def expected(self) -> tuple[str, list[str]]:
+        """Train to the end in this process; return fingerprint and losses."""
+        trace = self.train(self.run())
+        return trace[-1].weights, [step.losses for step in trace]
+
+    def config_file(self) -> Path:
+        """Write the config for another process to read; return where it is."""
+        path = self.folder / "elsewhere.toml"
+        path.write_text(self.config.to_toml(), encoding="utf-8")
+        return path
+
     def stored(self, run: Run) -> bytes:
         """Return the bytes of a run's checkpoint."""
         path = self.folder / "stored.safetensors"
@@ -178,22 +208,6 @@ def kept_text(config: Config, folder: Path) -> Any:
             source = copy
         kept.append(str(source))
     return kept
-
-
-def elsewhere(
-    code: str, *arguments: Any, variables: Mapping[str, str], launcher: Sequence[str] = ()
-) -> subprocess.CompletedProcess[bytes]:
-    """Run code that imports this package in another process, or in those of a launcher."""
-    package = str(Path(__file__).parents[2])
-    path = os.pathsep.join([package, *sys.path[1:]])
-    return subprocess.run(
-        [*launcher, sys.executable, "-P", "-c", code, *map(str, arguments)],
-        env={**variables, "PYTHONPATH": path},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=_LIMIT,
-        check=False,
-    )
 
 
 def state(run: Run) -> bytes:

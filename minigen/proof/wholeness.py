@@ -14,8 +14,8 @@ from typing import Any
 from minigen.decoding.generation import Task, complete, generate
 from minigen.decoding.policy import Policy
 from minigen.exact.streams import Stream
-from minigen.proof.experiments import PROMPTS, claim
-from minigen.proof.laboratory import TOKENS, Claim, Laboratory, Step, difference, state
+from minigen.proof.experiments import PROMPTS
+from minigen.proof.laboratory import TOKENS, Claim, Laboratory, Step, claim, difference, state
 from minigen.training.run import Run, StepRecord
 
 _PACKAGE = str(Path(__file__).parents[1])
@@ -101,7 +101,7 @@ def interrupt(lab: Laboratory) -> Claim:
         {"trained on": found},
         "a step that changes the run in place",
         interrupted(lab.run(kind=StepsInPlace))[0],
-        testable=count > 0,
+        untested="" if count else "no step was interrupted",
     )
 
 

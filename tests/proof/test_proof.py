@@ -316,23 +316,23 @@ def outcomes(*rows):
 
 
 def test_one_fingerprint_holds_where_floats_give_two():
-    claim = judge("a", outcomes(("a", "x", "Haswell"), ("a", "y", "Prescott")))
+    claim = judge(("a", []), outcomes(("a", "x", "Haswell"), ("a", "y", "Prescott")))
     assert (claim.holds, claim.control.caught) == (True, True)
 
 
 def test_another_fingerprint_fails_and_its_environment_is_named():
-    claim = judge("a", outcomes(("a", "x", "Haswell"), ("b", "y", "Prescott")))
+    claim = judge(("a", []), outcomes(("a", "x", "Haswell"), ("b", "y", "Prescott")))
     assert failed(claim, "1: fingerprint b")
 
 
 def test_floats_that_agree_on_two_kernels_are_a_control_that_was_not_caught():
-    claim = judge("a", outcomes(("a", "x", "Haswell"), ("a", "x", "Prescott")))
+    claim = judge(("a", []), outcomes(("a", "x", "Haswell"), ("a", "x", "Prescott")))
     assert (claim.holds, claim.control.caught) == (True, False)
     assert not proven([claim])
 
 
 def test_where_there_is_one_kernel_nothing_was_tested():
-    claim = judge("a", outcomes(("a", "x", "reference"), ("a", "x", "reference")))
+    claim = judge(("a", []), outcomes(("a", "x", "reference"), ("a", "x", "reference")))
     assert claim.holds is None
     assert claim.evidence.startswith("not tested here")
     assert proven([claim])
@@ -340,9 +340,9 @@ def test_where_there_is_one_kernel_nothing_was_tested():
 
 def test_a_failed_process_fails_the_claim_and_code_the_processor_lacks_is_left_out():
     outcome = {"a": Outcome("f", "x", "k"), "b": Outcome(failure="MemoryError")}
-    assert failed(judge("f", outcome), "b: MemoryError")
+    assert failed(judge(("f", []), outcome), "b: MemoryError")
     outcome["b"] = Outcome(failure="signal 4", unavailable=True)
-    assert judge("f", outcome).holds is None
+    assert judge(("f", []), outcome).holds is None
 
 
 def test_a_sub_process_reports_its_kernel_or_why_it_failed(tmp_path, laboratory):
@@ -362,11 +362,11 @@ def test_a_sub_process_reports_its_kernel_or_why_it_failed(tmp_path, laboratory)
 def test_a_process_killed_by_a_signal_is_left_out_only_where_plain_numpy_is_killed_too(
     monkeypatch, plain_dies, unavailable
 ):
-    def start(environment, path, checkpoint, *options):
+    def start(path, checkpoint, *options, **_):
         status = -11 if plain_dies or not options else 0
         return subprocess.CompletedProcess([], status, b"", b"")
 
-    monkeypatch.setattr(environments, "_start", start)
+    monkeypatch.setattr(environments, "start", start)
     outcome = train_in(Environment("plain", {}), Path("config.toml"), Path("start"))
     assert (outcome.failure, outcome.unavailable) == ("killed by signal 11", unavailable)
 
@@ -375,29 +375,34 @@ def test_a_process_killed_by_a_signal_is_left_out_only_where_plain_numpy_is_kill
 
 
 def trained(*rows):
-    return {count: workers.Outcome(*row) for count, row in enumerate(rows, start=1)}
+    return {
+        f"{count} processes": Outcome(fingerprint, floats, losses=losses)
+        for count, (fingerprint, losses, floats) in enumerate(rows, start=1)
+    }
 
 
 def test_the_losses_and_weights_of_one_process_hold_where_floats_differ():
-    claim = workers.judge(("a", ("1",)), trained(("a", ("1",), "x"), ("a", ("1",), "y")), "steps")
+    claim = workers.judge(("a", ["1"]), trained(("a", ["1"], "x"), ("a", ["1"], "y")), "steps")
     assert (claim.holds, claim.control.caught) == (True, True)
     assert "shared by 1, 2 processes" in claim.evidence
 
 
-@pytest.mark.parametrize("other", [("b", ("1",), "y"), ("a", ("2",), "y")])
+@pytest.mark.parametrize("other", [("b", ["1"], "y"), ("a", ["2"], "y")])
 def test_other_losses_or_weights_fail_and_the_number_of_processes_is_named(other):
-    claim = workers.judge(("a", ("1",)), trained(("a", ("1",), "x"), other), "steps")
+    claim = workers.judge(("a", ["1"]), trained(("a", ["1"], "x"), other), "steps")
     assert failed(claim, "2 processes: ")
 
 
 def test_floats_that_agree_for_any_number_are_a_control_that_was_not_caught():
-    claim = workers.judge(("a", ("1",)), trained(("a", ("1",), "x"), ("a", ("1",), "x")), "steps")
+    claim = workers.judge(("a", ["1"]), trained(("a", ["1"], "x"), ("a", ["1"], "x")), "steps")
     assert not proven([claim])
 
 
 def test_workers_that_disagree_fail_the_claim():
-    outcome = workers.Outcome(failure="all workers must have the same fingerprint")
-    assert failed(workers.judge(("a", ()), {2: outcome}, ""), "2 processes: all workers must")
+    outcome = Outcome(failure="all workers must have the same fingerprint")
+    assert failed(
+        workers.judge(("a", []), {"2 processes": outcome}, ""), "2 processes: all workers must"
+    )
 
 
 def test_where_mpi_is_absent_nothing_was_tested(laboratory, monkeypatch):
