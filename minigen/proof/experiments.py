@@ -1,6 +1,6 @@
 """The experiments: each shows one thing that leaves the bits as they are, and one that does not."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from operator import add
 
@@ -170,21 +170,29 @@ def decoding(lab: Laboratory) -> Claim:
     )
 
 
+def own_streams(seed: int) -> list[Stream]:
+    """Return a stream for each of the prompts."""
+    return [Stream(seed, "inference") for _ in PROMPTS]
+
+
+def texts(
+    run: Run, streams: Sequence[Stream], rows: Sequence[int] = range(len(PROMPTS))
+) -> dict[int, list[int]]:
+    """Continue some of the prompts, each by its stream: number of the prompt → token ids."""
+    task = Task(run.model, run.tokenizer, Policy(min_new_tokens=TOKENS), max_new_tokens=TOKENS)
+    pieces = generate(task, [PROMPTS[row] for row in rows], lambda i: streams[rows[i]])
+    return {row: text.token_ids for row, text in zip(rows, complete(pieces), strict=True)}
+
+
 def replay(lab: Laboratory) -> Claim:
     """Show that a text depends on its prompt and its stream, and on no neighbour in the batch."""
     run = lab.run()
-    policy = Policy(min_new_tokens=TOKENS)
-
-    def texts(rows: tuple[int, ...], streams: list[Stream]) -> dict[int, list[int]]:
-        task = Task(run.model, run.tokenizer, policy, max_new_tokens=TOKENS)
-        pieces = generate(task, [PROMPTS[row] for row in rows], streams.__getitem__)
-        return {row: text.token_ids for row, text in zip(rows, complete(pieces), strict=True)}
 
     def own(rows: tuple[int, ...], seed: int = 0) -> dict[int, list[int]]:
-        return texts(rows, [Stream(seed, "inference") for _ in rows])
+        return texts(run, own_streams(seed), rows)
 
     def of_one_stream(rows: tuple[int, ...]) -> dict[int, list[int]]:
-        return texts(rows, [Stream(0, "inference")] * len(rows))
+        return texts(run, [Stream(0, "inference")] * len(PROMPTS), rows)
 
     everyone = tuple(range(len(PROMPTS)))
     batches = {

@@ -21,6 +21,7 @@ from minigen.exact.streams import Stream
 
 _KEYS = ("prompt", "text", "token_ids", "log_probabilities", "finish_reason", "seed", "sample",
          "model", "policy", "max_new_tokens", "stop")  # fmt: skip
+_LONGEST = 300  # characters of a reason, which may hold what anybody wrote
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,11 @@ class Verdict:
     what is wrong, or missing; ``tokens`` were written again.
     """
 
-    line: int
     holds: bool | None
-    first_token: int | None = None
     reason: str = ""
+    first_token: int | None = None
     tokens: int = 0
+    line: int = 0
 
 
 def check(data: bytes, model: Generator, draft: Generator | None = None) -> Iterator[Verdict]:
@@ -45,21 +46,23 @@ def check(data: bytes, model: Generator, draft: Generator | None = None) -> Iter
     """
     for number, line in enumerate(data.split(b"\n"), start=1):
         if line.strip():
-            yield _check(number, line, model, draft)
+            yield replace(_check(line, model, draft), line=number)
 
 
-def _check(number: int, line: bytes, model: Generator, draft: Generator | None) -> Verdict:
+def _check(line: bytes, model: Generator, draft: Generator | None) -> Verdict:
     try:
         claim = json.loads(line, object_pairs_hook=_once_each)
         if not isinstance(claim, dict) or (missing := [key for key in _KEYS if key not in claim]):
             lacks = f": it lacks {missing[0]}" if isinstance(claim, dict) else ""
-            return Verdict(number, False, reason=f"it is no line of generate --json{lacks}")
+            return Verdict(False, f"it is no line of generate --json{lacks}")
         if claim["model"] != model.fingerprint:
-            return Verdict(number, False, reason=f"another model wrote it: {claim['model']}")
+            return Verdict(False, f"another model wrote it: {claim['model']}")
         if "draft" in claim and (draft is None or claim["draft"] != draft.fingerprint):
-            verdict = _without_draft(number, claim, model)
+            verdict = _without_draft(claim, model)
         else:
-            verdict = _compare(number, claim, _pieces(claim, model, draft))
+            verdict = _compare(claim, _pieces(claim, model, draft))
+        if len(verdict.reason) > _LONGEST:
+            verdict = replace(verdict, reason=verdict.reason[: _LONGEST - 3] + "…")
         # U+FFFD is what JSON holds in the place of bytes that are no UTF-8.
         for name, text in {"prompt": claim["prompt"], "stop": "".join(claim["stop"])}.items():
             if verdict.holds is False and "\ufffd" in text:
@@ -67,9 +70,9 @@ def _check(number: int, line: bytes, model: Generator, draft: Generator | None) 
                 return replace(verdict, holds=None, reason=reason)
         return verdict
     except (MinigenError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-        return Verdict(number, False, reason=f"it cannot be written again: {error}")
+        return Verdict(False, f"it cannot be written again: {error}")
     except RecursionError:
-        return Verdict(number, False, reason="it is no line of generate --json: nested too deep")
+        return Verdict(False, "it is no line of generate --json: nested too deep")
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -80,30 +83,31 @@ def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _policy(claim: dict[str, Any]) -> Policy:
+def _task(claim: dict[str, Any], model: Generator) -> Task:
+    """Return what a line says that it was asked for."""
     options = dict(claim["policy"])
     if "logit_bias" in options:  # the keys of JSON are strings
         options["logit_bias"] = {int(token): b for token, b in options["logit_bias"].items()}
-    return Policy.of(None, options)  # type: ignore[arg-type]
+    policy: Policy = Policy.of(None, options)  # type: ignore[arg-type]
+    length, stop = claim["max_new_tokens"], tuple(claim["stop"])
+    return Task(model.model, model.tokenizer, policy, length, stop, True)
 
 
 def _pieces(claim: dict[str, Any], model: Generator, draft: Generator | None) -> Iterator[Piece]:
     """Write the text that a line claims, by the way that it claims."""
-    policy, prompt = _policy(claim), claim["prompt"]
+    task, prompt = _task(claim, model), claim["prompt"]
     if not isinstance(prompt, str):
         raise TypeError("its prompt must be a string")
-    task = Task(
-        model.model, model.tokenizer, policy, claim["max_new_tokens"], tuple(claim["stop"]), True
-    )
     if "num_beams" in claim:
         best, *_ = beam_search(
             task, prompt, num_beams=claim["num_beams"], length_penalty=claim["length_penalty"]
         )
         return iter([Piece(0, None, best.text, best)])
     seed, sample = claim["seed"], claim["sample"]
-    if not policy.greedy and not (type(seed) is int and type(sample) is int and sample >= 0):
+    is_greedy = task.policy.greedy
+    if not is_greedy and not (type(seed) is int and type(sample) is int and sample >= 0):
         raise TypeError("its seed and sample must be whole numbers")
-    seed = 0 if policy.greedy else seed  # no word of a stream is drawn then
+    seed = 0 if is_greedy else seed  # no word of a stream is drawn then
     name = stream_name(sample)
     if draft and "draft" in claim:
         pair = Stream(seed, f"{name}/draft"), Stream(seed, f"{name}/accept")
@@ -118,7 +122,7 @@ def _pieces(claim: dict[str, Any], model: Generator, draft: Generator | None) ->
     return generate(task, [prompt], lambda _: Stream(seed, name))
 
 
-def _compare(number: int, claim: dict[str, Any], pieces: Iterator[Piece]) -> Verdict:
+def _compare(claim: dict[str, Any], pieces: Iterator[Piece]) -> Verdict:
     """Compare token by token, no further than to the first that differs."""
     claimed, count = claim["token_ids"], 0
     again: Continuation | None = None
@@ -126,63 +130,55 @@ def _compare(number: int, claim: dict[str, Any], pieces: Iterator[Piece]) -> Ver
         if piece.token_id is not None:
             there = claimed[count] if count < len(claimed) else "missing"
             if there != piece.token_id:
-                return _differs(number, count, there, piece.token_id)
+                return _differs(count, there, piece.token_id)
             count += 1
         again = piece.continuation
     if again is None:
         raise ValueError("its text has no end")
     for i, (there, now) in enumerate(zip_longest(claimed, again.token_ids, fillvalue="missing")):
         if there != now or type(there) is not type(now):
-            return _differs(number, i, there, now)
+            return _differs(i, there, now)
     figures: dict[str, Any] = {"finish_reason": again.finish_reason, "text": again.text}
     if again.acceptance_rate is not None:
         figures["acceptance_rate"] = again.acceptance_rate
-    return _compare_figures(number, claim, again.log_probabilities or [], figures)
+    return _compare_figures(claim, again.log_probabilities or [], figures)
 
 
-def _compare_figures(
-    number: int, claim: dict[str, Any], log_p: list[float], figures: dict[str, Any]
-) -> Verdict:
+def _compare_figures(claim: dict[str, Any], log_p: list[float], figures: dict[str, Any]) -> Verdict:
     """Compare what goes with tokens that are right."""
     claimed = [-inf if value is None else value for value in claim["log_probabilities"]]
     for i, (there, now) in enumerate(zip_longest(claimed, log_p, fillvalue="missing")):
         if there != now:
             reason = f"the log-probability of token {i} is {there}, written again {now}"
-            return Verdict(number, False, i, reason, len(log_p))
+            return Verdict(False, reason, i, len(log_p))
     for key, now in figures.items():
         if claim.get(key) != now:
             reason = f"its {key} is {claim.get(key)!r}, written again {now!r}"
-            return Verdict(number, False, None, _shortened(reason), len(log_p))
-    return Verdict(number, True, tokens=len(log_p))
+            return Verdict(False, reason, tokens=len(log_p))
+    return Verdict(True, tokens=len(log_p))
 
 
-def _differs(number: int, index: int, there: Any, now: Any) -> Verdict:
-    reason = f"token {index} is {there}, written again {now}"
-    return Verdict(number, False, index, _shortened(reason), index)
+def _differs(index: int, there: Any, now: Any) -> Verdict:
+    return Verdict(False, f"token {index} is {there}, written again {now}", index, index)
 
 
-def _without_draft(number: int, claim: dict[str, Any], model: Generator) -> Verdict:
+def _without_draft(claim: dict[str, Any], model: Generator) -> Verdict:
     """Check what the model alone can tell of a text whose draft is not here."""
-    policy, prompt, claimed = _policy(claim), claim["prompt"], claim["token_ids"]
+    claimed = claim["token_ids"]
     if not all(type(token) is int and 0 <= token < model.model.vocab_size for token in claimed):
         raise ValueError("its token_ids must be ids of this model")
-    stop, length = tuple(claim["stop"]), claim["max_new_tokens"]
-    row = Row(Task(model.model, model.tokenizer, policy, length, stop, True), 0, prompt)
+    row = Row(_task(claim, model), 0, claim["prompt"])
     for token in claimed:
         row.add(token)
     is_ended = row.finish_reason is not None
     row.finish_reason = row.finish_reason or "dead_end"
     again = row.continuation()
     figures = {"finish_reason": again.finish_reason, "text": again.text} if is_ended else {}
-    verdict = _compare_figures(number, claim, again.log_probabilities or [], figures)
+    verdict = _compare_figures(claim, again.log_probabilities or [], figures)
     if not verdict.holds:
         return verdict
     told = (
         "the model gives its tokens these log-probabilities, but which tokens are drawn depends "
         f"on the draft too: give --draft, the model {claim['draft']}"
     )
-    return replace(verdict, holds=None, reason=_shortened(told))
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= 300 else text[:297] + "…"
+    return replace(verdict, holds=None, reason=told)

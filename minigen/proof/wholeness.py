@@ -2,7 +2,7 @@
 
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import copy, deepcopy
@@ -11,10 +11,8 @@ from threading import Event
 from types import FrameType
 from typing import Any
 
-from minigen.decoding.generation import Task, complete, generate
-from minigen.decoding.policy import Policy
 from minigen.exact.streams import Stream
-from minigen.proof.experiments import PROMPTS
+from minigen.proof.experiments import PROMPTS, own_streams, texts
 from minigen.proof.laboratory import TOKENS, Claim, Laboratory, Step, claim, difference, state
 from minigen.training.run import Run, StepRecord
 
@@ -159,20 +157,12 @@ def threads(lab: Laboratory) -> Claim:
     run = lab.run()
     lab.train(run)
 
-    def texts(model: Any, streams: Sequence[Stream]) -> list[list[int]]:
-        policy = Policy(min_new_tokens=TOKENS)
-        task = Task(model, run.tokenizer, policy, max_new_tokens=TOKENS)
-        pieces = generate(task, PROMPTS, streams.__getitem__)
-        return [text.token_ids for text in complete(pieces)]
-
-    def own(seed: int) -> list[Stream]:
-        return [Stream(seed, "inference") for _ in PROMPTS]
-
     seeds = range(2 * _THREADS)
-    alone = [texts(run.model, own(seed)) for seed in seeds]
-    one, shared = deepcopy(run.model), own(0)  # its table is empty again, to be filled by all
+    alone = [texts(run, own_streams(seed)) for seed in seeds]
+    one, shared = copy(run), own_streams(0)
+    one.model = deepcopy(run.model)  # its table is empty again, to be filled by all
     with _taking_turns() as pool:
-        together = list(pool.map(lambda seed: texts(one, own(seed)), seeds))
+        together = list(pool.map(lambda seed: texts(one, own_streams(seed)), seeds))
         of_one = list(pool.map(lambda _: texts(one, shared), seeds))
     never, (trace, asked) = lab.train(lab.run()), _asked_while_training(lab)
     return claim(

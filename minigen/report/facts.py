@@ -1,6 +1,5 @@
 """What is known of a run: its checkpoint, and what its folder and its text still tell."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,19 +47,18 @@ def gather(path: Path) -> Facts:
     config = Config.from_dict(saved.config, source=str(file))
     tokenizer = ByteTokenizer.from_state(saved.tokenizer)
     folder = path if path.is_dir() else None
-    metrics, samples, missing = [], [], {}
-    if folder is None:
-        missing["metrics"] = "A checkpoint alone does not record the loss of each step."
-        missing["samples"] = "A checkpoint alone does not record the samples of its run."
-    else:
-        metrics = _checked(folder / METRICS, _METRICS)
-        samples = _checked(
-            folder / SAMPLES, {"step": int, "prompt": str, "text": str, "token_ids": list}
-        )
-        if not metrics:
-            missing["metrics"] = f"The run folder holds no line of {METRICS}."
-        if not samples:
-            missing["samples"] = f"The run folder holds no line of {SAMPLES}."
+    metrics, samples = (_checked(folder / log) if folder else [] for log in (METRICS, SAMPLES))
+    missing = {}
+    for name, lines, what in (
+        (METRICS, metrics, "loss of each step"),
+        (SAMPLES, samples, "samples of its run"),
+    ):
+        if not lines:
+            missing[name.removesuffix(".jsonl")] = (
+                f"The run folder holds no line of {name}."
+                if folder
+                else f"A checkpoint alone does not record the {what}."
+            )
     text = None
     try:
         text = _read_text(folder, saved, config, tokenizer)
@@ -74,29 +72,28 @@ def gather(path: Path) -> Facts:
     )
 
 
-_METRICS = {
-    "step": int,
-    "loss": float,
-    "loss_bits": str,
-    "learning_rate": float,
-    "optimizer_position": int,
-    "inference_position": int,
+_KINDS = {
+    METRICS: {
+        "step": int,
+        "loss": float,
+        "loss_bits": str,
+        "learning_rate": float,
+        "optimizer_position": int,
+        "inference_position": int,
+        "validation_loss": float,
+    },
+    SAMPLES: {"step": int, "prompt": str, "text": str, "token_ids": list},
 }
 
 
-def _checked(path: Path, kinds: dict[str, type]) -> list[Line]:
-    """Return a log's lines; what the page shows of them must be of the right kind, and finite."""
-    lines = read_lines(path)
+def _checked(path: Path) -> list[Line]:
+    """Return a log's lines; what the page shows of them must be of the right kind."""
+    lines, kinds = read_lines(path), _KINDS[path.name]
     for number, line in enumerate(lines, 1):
-        known = line if isinstance(line, dict) else {}
+        known = {"validation_loss": 0.0, **line}  # not measured at every step
         faults = [key for key, kind in kinds.items() if type(known.get(key)) is not kind]
-        for key, value in known.items():
-            if type(value) is float and not math.isfinite(value):
-                faults.append(key)
-        if type(known.get("validation_loss", 0.0)) is not float:
-            faults.append("validation_loss")
-        if "loss_bits" in kinds and not faults and known["loss_bits"] != known["loss"].hex():
-            faults.append("loss_bits")
+        if not faults and path.name == METRICS and line["loss_bits"] != line["loss"].hex():
+            faults = ["loss_bits"]
         if faults:
             raise MinigenError(
                 f"{path}, line {number}: {faults[0]} is missing or of the wrong kind; "
