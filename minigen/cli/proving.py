@@ -301,6 +301,6 @@ def _check_all(
             note(f"training {total} steps again")
         while waiting:
             segment = waiting.pop()
-            outcomes[segment.last] = verifications[0].check(segment, on_step)
+            outcomes[segment.last] = check(segment, verifications[0].run, on_step)
         outcomes |= {last: future.result() for last, future in futures.items()}
     return [outcomes[segment.last] for segment in segments]

@@ -90,17 +90,17 @@ def compare(a_path: str | Path, b_path: str | Path) -> Comparison:
     """Compare two runs or checkpoints; MinigenError where a file cannot be read."""
     a, b = Side(a_path), Side(b_path)
     found = list(_outside(a, b))
-    causes = [difference.what.partition(" ")[0] for difference in found]
     common = sorted(a.files.keys() & b.files.keys())
     step, inside = _first_step(a, b, common)
-    part, told = None, ""
-    if not found and step is not None:
-        part, told = _first_part(a, b, common, step)
+    part, advice = None, ""
+    if found:
+        advice = _ANOTHER[found[0].what.partition(" ")[0]]
+    elif step is not None:
+        part, advice = _first_part(a, b, common, step)
     found += inside
     if not found and a.latest.step != b.latest.step:
         found.append(Difference("step", a.latest.step, b.latest.step))
-        causes.append("step")
-    advice = _ANOTHER[causes[0]] if causes else told
+        advice = _ANOTHER["step"]
     deciding = {key for key, _, _ in deciding_differences(a.config, b.config)}
     free = [key for key, _, _ in differences(a.config, b.config) if key not in deciding]
     return Comparison(found, step, part, advice, free)
@@ -132,9 +132,7 @@ def _first_step(a: Side, b: Side, common: list[int]) -> tuple[int | None, list[D
             break  # the log is nearer to the cause
         if inside := _of_tensors(a.at(step), b.at(step), step):
             return step, inside
-    if first_log is None:
-        return None, []
-    return first_log, by_log[first_log]
+    return first_log, [] if first_log is None else by_log[first_log]
 
 
 def _of_log(a: dict[str, Any], b: dict[str, Any], step: int) -> list[Difference]:
@@ -170,21 +168,18 @@ def _of_tensor(name: str, where: str, a: Any, b: Any) -> Difference | None:
     return Difference(what, float(a[first]).hex(), float(b[first]).hex())
 
 
-def _first_part(a: Side, b: Side, common: list[int], step: int) -> tuple[str | None, str]:
+def _first_part(a: Side, b: Side, common: list[int], step: int) -> tuple[str, str]:
     """Train the step again from what both share, if anything; name the part, and what to do."""
     by_log = _of_log(a.log.get(step, {}), b.log.get(step, {}), step)
     shared = [c for c in common if c < step and not _of_tensors(a.at(c), b.at(c), c)]
     start = shared[-1] if shared else None
-    part: str | None
+    part = "weights"
     if by_log:
-        key = by_log[0].what.partition(" ")[0]
-        part = _PARTS.get(key, "weights")
+        part = _PARTS.get(by_log[0].what.partition(" ")[0], part)
         if part == "loss" and start != step - 1 and _stays_apart(a, b, common, step):
             part = "weights"  # before it: a loss alone would leave what comes after as it is
     elif step:
         part = _part_of(a.at(step), b.at(step))
-    else:
-        part = "weights"
     if start is None and step:
         return part, _told(None, step)
     try:
@@ -213,7 +208,9 @@ def _part_of(a: Checkpoint, b: Checkpoint) -> str:
     """Name the part of a step whose loss is the same and whose end is not."""
     if a.streams["optimizer"] != b.streams["optimizer"]:
         return "batch"
-    names = {d.what.split()[1] for d in _of_tensors(a, b, 1) if d.what.startswith("tensor")}
+    names = {
+        name for name, tensor in a.tensors.items() if tensor.tobytes() != b.tensors[name].tobytes()
+    }
     weights = names & set(checkpoint.PARAMETERS)
     moments = names - weights
     if not moments:

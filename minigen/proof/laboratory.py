@@ -118,7 +118,7 @@ class Laboratory:
         self.folder = folder
         self.config = config.override(
             {
-                "corpus.text": kept_text(config, folder),
+                "corpus.text": kept_text(config.corpus.text, folder),
                 "training.steps": steps,
                 "optimizer.warmup_steps": warm_up,
                 "evaluation.every": 0,
@@ -194,12 +194,12 @@ class Laboratory:
         return path.read_bytes()
 
 
-def kept_text(config: Config, folder: Path) -> Any:
-    """Return the config's text, with what can be read only once (a pipe) kept in files."""
-    if isinstance(config.corpus.text, str):
-        return config.corpus.text
+def kept_text(text: str | Sequence[str], folder: Path) -> str | list[str]:
+    """Return the text of a config, with what can be read only once (a pipe) kept in files."""
+    if isinstance(text, str):
+        return text
     kept = []
-    for number, path in enumerate(config.corpus.text):
+    for number, path in enumerate(text):
         source = Path("/dev/stdin" if path == "-" else path)
         if path == "-" or (source.exists() and not source.is_file() and not source.is_dir()):
             copy = folder / f"text-{number}"

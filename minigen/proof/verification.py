@@ -7,6 +7,7 @@ one, so that segments have nothing to do with each other; the first one starts f
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import pairwise
@@ -83,7 +84,8 @@ class Verification:
     """The segments of MODEL: of a run folder those between its checkpoints, of a file one.
 
     ``texts`` are paths of the text that it was trained on; without them it is the embedded one or
-    the one that a config.toml beside the file names. Raises MinigenError where the last file is
+    the one that a config.toml beside the file names. ``run`` is a run of it once that was read.
+    Raises MinigenError where the last file is
     damaged, and where that config.toml disagrees with the one in it about a key that decides the
     weights. Close it: it may keep a text in a file.
     """
@@ -102,16 +104,14 @@ class Verification:
             )
         self._folder = tempfile.TemporaryDirectory(prefix="minigen-")
         try:
-            config = config.override({"corpus.text": text})
-            self._config = config.override(
-                {"corpus.text": kept_text(config, Path(self._folder.name))}
-            )
+            kept = kept_text(text, Path(self._folder.name))
+            self._config = config.override({"corpus.text": kept})
         except BaseException:
             self.close()
             raise
         files = checkpoint.by_step(Path(model_path)) if Path(model_path).is_dir() else {}
         self.segments = _cut(files or {self.saved.step: self.path}, self._config)
-        self._run: Run | None = None
+        self.run: Run | None = None
 
     def read(self, progress: Progress | None = None) -> None:
         """Read the text for all segments; raises MinigenError where it is another one."""
@@ -122,7 +122,7 @@ class Verification:
                 f"{run.corpus_sha256}, the checkpoint's {self.saved.corpus_sha256}; "
                 "give the same text with --text"
             )
-        self._run = run
+        self.run = run
 
     def close(self) -> None:
         """Remove what was kept."""
@@ -152,23 +152,20 @@ class Verification:
         logits = self.steps * config.training.batch_size * config.tokenizer.vocab_size
         return len(self.segments) > 1 and logits * config.model.context_length > WORTH_PROCESSES
 
-    def check(
-        self, segment: Segment, on_step: Callable[[StepRecord], object] | None = None
-    ) -> Outcome:
-        """Check a segment in this process, with the text if it was read already."""
-        return check(segment, self._run, on_step)
-
 
 def _cut(files: dict[int, Path], config: Config) -> list[Segment]:
     steps = sorted(files)
     if steps == [0] or steps[0] > 0:
         steps = [0, *steps]
-    logged = _read_metrics(next(iter(files.values())).parent)
+    logged = {}
+    with suppress(MinigenError):  # only an aid: the checkpoints are verified without it
+        lines = read_lines(files[steps[-1]].with_name(METRICS))
+        logged = {line["step"]: line for line in lines}
     segments = []
     for first, last in pairwise(steps):
         start = files.get(first) if last > first else None
-        lines = {step: line for step, line in logged.items() if first < step <= last}
-        segments.append(Segment(first, last, start, files[last], config, lines))
+        between = {step: line for step, line in logged.items() if first < step <= last}
+        segments.append(Segment(first, last, start, files[last], config, between))
     return segments
 
 
@@ -193,13 +190,6 @@ def doubt(path: Path, saved: checkpoint.Checkpoint) -> None:
         warnings.warn(f"{path.parent}: {found}", stacklevel=2)
 
 
-def _read_metrics(folder: Path) -> dict[int, dict[str, Any]]:
-    try:
-        return {line["step"]: line for line in read_lines(folder / METRICS)}
-    except MinigenError:
-        return {}  # only an aid: the checkpoints are verified without it
-
-
 def check(
     segment: Segment,
     fresh: Run | None = None,
@@ -214,19 +204,17 @@ def check(
         if segment.first == 0:
             run = fresh or Run(segment.config)
             if segment.start:
-                found = _differences(segment, path, load(path, 0), run)
+                found = _differences(segment, path, _load(path), run)
                 if found:
                     return Outcome(path, tuple(found), run.fingerprint)
         else:
-            assert segment.start is not None
-            load(segment.start, segment.first)
-            run = Run.load(segment.start, config=segment.config)
+            run = Run.load(path, config=segment.config)
             if fresh and run.tokenizer.merges == fresh.tokenizer.merges:
                 run.corpus = fresh.corpus
+        records, log = run.steps(segment.steps), ""
         path = segment.end
-        saved = load(path, segment.last)
-        log = ""
-        for record in run.steps(segment.steps):
+        saved = _load(path)
+        for record in records:
             log = log or _parting(record, segment.logged.get(record.step, {}))
             if on_step:
                 on_step(record)
@@ -259,10 +247,8 @@ def _parting(record: StepRecord, old: dict[str, Any]) -> str:
     return f"{METRICS} differs first at step {record.step}: {values}" if keys else ""
 
 
-def load(path: Path, step: int) -> checkpoint.Checkpoint:
-    """Load a checkpoint of a step that can be trained on from."""
+def _load(path: Path) -> checkpoint.Checkpoint:
     saved = checkpoint.load(path)
-    assert saved.step == step
     checkpoint.require_trainable(path, saved.format)
     return saved
 
@@ -287,7 +273,7 @@ def verify(
     verification = Verification(model, texts)
     try:
         verification.read(progress)
-        outcomes = [verification.check(segment) for segment in verification.segments]
+        outcomes = [check(segment, verification.run) for segment in verification.segments]
     finally:
         verification.close()
     several = len(outcomes) > 1

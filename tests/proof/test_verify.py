@@ -353,7 +353,7 @@ def test_the_text_is_read_while_helpers_work_and_before_if_others_must_hear_of_a
     monkeypatch.setattr("minigen.model.parallel.use_threads", lambda count: None)
     one = verification.Verification(folder)
     monkeypatch.setattr(one, "read", lambda _: found.append("read"))
-    monkeypatch.setattr(one, "check", lambda *_: found.append("checked") or "ours")
+    monkeypatch.setattr(verification, "check", lambda *_: found.append("checked") or "ours")
     assert (proving._check_all([one], workers, None), found) == (["theirs", "ours"], done)
     one.close()
 
