@@ -616,7 +616,7 @@ def _(bench: Bench) -> None:
 @row("prove", "CONFIG", "--text", "--set", "--share", "--json", "--progress")
 def _(bench: Bench) -> None:
     from minigen.proof import proving, sharing
-    from minigen.proof.experiments import Claim, Control
+    from minigen.proof.laboratory import Claim, Control
 
     asked: list[Config] = []
 
