@@ -3,7 +3,7 @@
 import json
 import warnings
 from collections.abc import Iterator, Sequence
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import dataclass
 from functools import reduce
 from operator import add, index
@@ -253,10 +253,8 @@ class Run:
         """Return this run once more, sharing with it whatever no step writes into."""
         twin = object.__new__(type(self))
         vars(twin).update(vars(self))
-        twin.optimizer = copy(twin.optimizer)
-        copies = {id(stream): copy(stream) for stream in twin.streams.values()}
-        # Two names of one stream still mean one.
-        twin.streams = {name: copies[id(stream)] for name, stream in twin.streams.items()}
+        # Copied as a whole, so that two names of one stream still mean one.
+        twin.optimizer, twin.streams = copy(self.optimizer), deepcopy(self.streams)
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
