@@ -298,12 +298,9 @@ def compare(saved: checkpoint.Checkpoint, again: checkpoint.Checkpoint) -> list[
     texts = saved.corpus_sha256, again.corpus_sha256
     if not (saved.has_text(texts[1]) or again.has_text(texts[0])):
         found.append(f"text of SHA-256 {texts[0]}, trained again with {texts[1]}")
-    for what, there, now in (
-        ("step", saved.step, again.step),
-        ("stream optimizer at word", saved.streams["optimizer"], again.streams["optimizer"]),
-    ):
-        if there != now:
-            found.append(f"{what} {there}, trained again {now}")
+    positions = saved.streams["optimizer"], again.streams["optimizer"]
+    if positions[0] != positions[1]:
+        found.append(f"stream optimizer at word {positions[0]}, trained again {positions[1]}")
     return [line for line in found if line]
 
 

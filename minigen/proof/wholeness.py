@@ -25,37 +25,29 @@ _TURN = 1e-6  # seconds after which a thread that can run gets its turn
 # ── Interruptions ────────────────────────────────────────────────────────────────────────────────
 
 
-@contextmanager
-def _traced(on_statement: Callable[[], object]) -> Iterator[None]:
-    """Call before each statement of the package that this thread comes to."""
+def _take_step(run: Run, moment: int | None = None) -> int:
+    """Take a step, interrupted before statement ``moment``; return how many it came to.
+
+    Counted are the statements of the package that this thread comes to.
+    """
+    met = 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal met
         if not frame.f_code.co_filename.startswith(_PACKAGE):
             return None
         if event == "line":
-            on_statement()
+            met += 1
+            if met - 1 == moment:
+                raise KeyboardInterrupt
         return trace
 
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        yield
+        run.train(1)
     finally:
         sys.settrace(before)
-
-
-def _take_step(run: Run, moment: int | None = None) -> int:
-    """Take a step, interrupted before statement ``moment``; return how many it came to."""
-    met = 0
-
-    def count() -> None:
-        nonlocal met
-        met += 1
-        if met - 1 == moment:
-            raise KeyboardInterrupt
-
-    with _traced(count):
-        run.train(1)
     return met
 
 

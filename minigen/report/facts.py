@@ -39,6 +39,10 @@ class Facts:
     name: str
     doubt: str
 
+    def metrics_of(self, step: int) -> Line:
+        """Return what the log says last of a step; nothing where it does not tell."""
+        return next((line for line in reversed(self.metrics) if line["step"] == step), {})
+
 
 def gather(path: Path) -> Facts:
     """Read a run folder, or a checkpoint alone. Raises MinigenError where a file is damaged."""

@@ -103,7 +103,6 @@ def _data(facts: Facts) -> dict[str, Any]:
         "name": facts.name,
         "fingerprint": facts.fingerprint,
         "step": saved.step,
-        "steps": facts.config.training.steps,
         "shape": [V, W.shape[1], D],
         "parameters": size,
         "batchSize": facts.config.training.batch_size,
@@ -123,7 +122,7 @@ def _data(facts: Facts) -> dict[str, Any]:
         "embedding": _embedding(facts),
         "reproduce": _reproduce(facts),
         "training": _training(facts),
-        "logged": _logged_fingerprint(facts),
+        "logged": facts.metrics_of(saved.step).get("fingerprint"),
     }
 
 
@@ -202,12 +201,6 @@ def _training(facts: Facts) -> dict[str, Any]:
     return {**data, "chart": charts.training(rows, facts.saved.step, highest)}
 
 
-def _logged_fingerprint(facts: Facts) -> str | None:
-    """Return what the log says the weights of the checkpoint were; None where it says nothing."""
-    lines = [line for line in facts.metrics if line["step"] == facts.saved.step]
-    return lines[-1].get("fingerprint") if lines else None
-
-
 def _samples(facts: Facts) -> list[Line]:
     every = max(1, -(-len(facts.samples) // _MOST_SAMPLES))
     kept = facts.samples[::-1][::every][::-1]
@@ -218,11 +211,11 @@ def _repeatable_sample(facts: Facts) -> dict[str, Any] | None:
     """Return what the twin needs to write the checkpoint's own sample again, if there is one."""
     step = facts.saved.step
     samples = [sample for sample in facts.samples if sample["step"] == step]
-    before = [line for line in facts.metrics if line["step"] == step - 1]
+    before = facts.metrics_of(step - 1)
     if not samples or twin_policy(facts.config) is None or not (before or step == 1):
         return None
     return {
-        "position": before[-1]["inference_position"] if before else 0,
+        "position": before.get("inference_position", 0),
         "prompt": samples[-1]["prompt"],
         "ids": samples[-1]["token_ids"],
         "length": facts.config.sampling.max_new_tokens,
