@@ -22,7 +22,7 @@ FinishReason = Literal["length", "stop", "end_of_text", "dead_end"]
 
 _WORDS_AHEAD = 64  # drawn at once from each stream
 _BLOCK = 1 << 16  # logits held at once where a whole text is read
-_MOST_LOGITS = 1 << 20  # worked on at once, of however many prompts
+MOST_ROWS, _MOST_LOGITS = 256, 1 << 20  # worked on at once, of however many prompts
 
 
 class LanguageModel(Protocol):
@@ -258,7 +258,7 @@ def generate(
     prompts: Iterable[Text],
     streams: Callable[[int], Stream] = no_stream,
     *,
-    at_once: int = 256,
+    at_once: int = MOST_ROWS,
 ) -> Iterator[Piece]:
     """Continue every prompt, a batch at a time; yield each token as it is chosen, row by row.
 
