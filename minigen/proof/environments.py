@@ -151,7 +151,12 @@ def report() -> None:
 def differences(expected: tuple[str, list[str]], outcomes: Mapping[str, Outcome]) -> dict[str, str]:
     """Return who trained to another fingerprint or with other losses, and to which."""
     return {
-        name: outcome.failure or f"fingerprint {outcome.fingerprint[:12]}, not {expected[0][:12]}"
+        name: outcome.failure
+        or (
+            f"fingerprint {outcome.fingerprint[:12]}, not {expected[0][:12]}"
+            if outcome.fingerprint != expected[0]
+            else "other losses"
+        )
         for name, outcome in outcomes.items()
         if not outcome.unavailable and (outcome.fingerprint, outcome.losses) != expected
     }

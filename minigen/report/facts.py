@@ -141,21 +141,17 @@ def occurring(tokens: Tokens, vocab_size: int) -> list[int]:
     return [int(token) for token in np.flatnonzero(occurs)]
 
 
-TWIN_OPTIONS = ("temperature", "top_k", "top_p", "min_p")
-
-
 def twin_policy(config: Config) -> dict[str, float] | None:
     """Return the policy of a run's samples as the twin takes it; None where it cannot."""
     policy = config.sampling.policy
-    neutral = type(policy)(**{name: getattr(policy, name) for name in TWIN_OPTIONS})
-    if policy != neutral:
-        return None
-    return {
+    options = {
         "temperature": policy.temperature,
         "top_k": policy.top_k or 0,
         "top_p": 1.0 if policy.top_p is None else policy.top_p,
         "min_p": policy.min_p or 0.0,
     }
+    known = type(policy)(**{name: getattr(policy, name) for name in options})
+    return options if policy == known else None
 
 
 def token_label(tokenizer: ByteTokenizer, token: int) -> str:

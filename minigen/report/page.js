@@ -432,7 +432,6 @@
       const steps = `${count(compared.losses)} losses and learning rates`;
       if (difference) {
         const { what, step: at, recorded, trained } = difference;
-        const name = { losses: "losses", learning_rates: "learning rates", fingerprints: "fingerprints" }[what];
         const numbers = `${exactly(recorded)} was recorded, ${exactly(trained)} came out here.`;
         const before = at > asked.from + 1 && what !== "fingerprints" ? ` Up to step ${count(at - 1)} every bit was the same.` : "";
         const why = asked.mistake
@@ -440,7 +439,7 @@
           : what === "fingerprints"
             ? " The weights of this run are not those that its config and text give."
             : " Its log, its text or its config is not what it was.";
-        return ["wrong", `The ${name} part at step ${count(at)}: ${numbers}${before}${why}`];
+        return ["wrong", `The ${what.replace("_", " ")} part at step ${count(at)}: ${numbers}${before}${why}`];
       }
       if (fingerprint === null) return null;
       const also = compared.losses ? `All ${steps} are the recorded ones to the last bit, and the` : "The";

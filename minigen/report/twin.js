@@ -860,9 +860,6 @@ const twin = (() => {
     }
   }
 
-  /** Whether two floats are the same bits; a zero has a sign, and nothing here is NaN. */
-  const isSame = Object.is;
-
   /**
    * Holds what a run does against what was recorded of it: the bits of each loss and learning rate,
    * and fingerprints where they were measured.
@@ -890,7 +887,8 @@ const twin = (() => {
 
     compare(what, step, recorded, trained) {
       this.compared[what] += 1;
-      if (!isSame(recorded, trained)) this.difference ||= { what, step, recorded, trained };
+      // Object.is: the same bits, since a zero has a sign there, and nothing here is NaN.
+      if (!Object.is(recorded, trained)) this.difference ||= { what, step, recorded, trained };
     }
   }
 

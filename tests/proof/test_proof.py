@@ -387,10 +387,13 @@ def test_the_losses_and_weights_of_one_process_hold_where_floats_differ():
     assert "shared by 1, 2 processes" in claim.evidence
 
 
-@pytest.mark.parametrize("other", [("b", ["1"], "y"), ("a", ["2"], "y")])
-def test_other_losses_or_weights_fail_and_the_number_of_processes_is_named(other):
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [(("b", ["1"], "y"), "fingerprint b, not a"), (("a", ["2"], "y"), "other losses")],
+)
+def test_other_losses_or_weights_fail_and_the_number_of_processes_is_named(other, told):
     claim = workers.judge(("a", ["1"]), trained(("a", ["1"], "x"), other), "steps")
-    assert failed(claim, "2 processes: ")
+    assert failed(claim, f"2 processes: {told}")
 
 
 def test_floats_that_agree_for_any_number_are_a_control_that_was_not_caught():
