@@ -170,9 +170,6 @@ def verify(
             raise MinigenError(
                 "a process of the verification was killed, for want of memory most often"
             ) from None
-        finally:
-            for verification in verifications:
-                verification.close()
     return 0
 
 

@@ -1,5 +1,7 @@
 """The laboratory: a config cut down to a few steps, its text read once, and runs to compare."""
 
+import tempfile
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -108,17 +110,18 @@ class Laboratory:
 
     Between ``FEWEST_STEPS`` and ``MOST_STEPS`` steps, as near to the config's as may be, with the
     warm-up in proportion; without evaluation and samples, unless an experiment asks for them.
-    Files are written to ``folder``.
     """
 
-    def __init__(self, config: Config, folder: Path, progress: Progress | None = None):
+    original: "Laboratory | None" = None  # of one that was changed, whose folder it shares
+
+    def __init__(self, config: Config, progress: Progress | None = None):
         whole = config.training.steps
         steps = min(max(whole, FEWEST_STEPS), MOST_STEPS)
         warm_up = -(-config.optimizer.warmup_steps * steps // max(whole, steps))  # rounded up
-        self.folder = folder
+        self.folder = temporary_folder(self)
         self.config = config.override(
             {
-                "corpus.text": kept_text(config.corpus.text, folder),
+                "corpus.text": kept_text(config.corpus.text, self.folder),
                 "training.steps": steps,
                 "optimizer.warmup_steps": warm_up,
                 "evaluation.every": 0,
@@ -130,7 +133,7 @@ class Laboratory:
         corpus = run.read_corpus()
         measured = corpus.validation if len(corpus.validation) else corpus.training
         self.corpus = replace(corpus, validation=measured.part(0, _EVALUATED + 1))
-        self.start = folder / "start.safetensors"
+        self.start = self.folder / "start.safetensors"
         run.save(self.start)
 
     @property
@@ -141,6 +144,7 @@ class Laboratory:
     def changed(self, changes: Mapping[str, object]) -> "Laboratory":
         """Return one for another config, which may not change the weights at the start."""
         other = copy(self)
+        other.original = self
         other.config = self.config.override(changes)
         other.start = self.folder / "changed.safetensors"
         start = checkpoint.load(self.start)
@@ -192,6 +196,13 @@ class Laboratory:
         path = self.folder / "stored.safetensors"
         run.save(path)
         return path.read_bytes()
+
+
+def temporary_folder(owner: object) -> Path:
+    """Make a folder that goes when its owner does, or at the end of the process."""
+    folder = tempfile.TemporaryDirectory(prefix="minigen-")
+    weakref.finalize(owner, folder.cleanup)
+    return Path(folder.name)
 
 
 def kept_text(text: str | Sequence[str], folder: Path) -> str | list[str]:

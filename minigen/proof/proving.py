@@ -4,9 +4,7 @@ A control is the same comparison on a set-up that is known to break the claim; w
 caught, the experiment is worth nothing.
 """
 
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 from minigen.arguments import checked
 from minigen.proof import experiments, wholeness, workers
@@ -40,15 +38,8 @@ def prove(config: Config, *, progress: Progress | None = None) -> Iterator[Claim
     ``progress`` follows the reading. Raises MinigenError where the text cannot be read or the
     config does not train.
     """
-    folder = tempfile.TemporaryDirectory(prefix="minigen-")
-    laboratory = Laboratory(config, Path(folder.name), progress)
-
-    def claims() -> Iterator[Claim]:
-        with folder:
-            for experiment in EXPERIMENTS:
-                yield experiment(laboratory)
-
-    return claims()
+    laboratory = Laboratory(config, progress)
+    return (experiment(laboratory) for experiment in EXPERIMENTS)
 
 
 def proven(claims: Sequence[Claim]) -> bool:

@@ -5,7 +5,6 @@ It names versions and kinds of hardware, and no person, host, path or time.
 
 import platform
 import sys
-import tempfile
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -45,12 +44,11 @@ def environment() -> dict[str, str]:
 
 def fingerprints(config: Config) -> dict[str, str]:
     """Train the config as the experiments do: cut down to some steps, exactly and in floats."""
-    with tempfile.TemporaryDirectory(prefix="minigen-") as folder:
-        laboratory = Laboratory(config, Path(folder))
-        exact, floats = laboratory.run(), laboratory.run()
-        laboratory.train(exact)
-        with_floats(floats)
-        laboratory.train(floats)
+    laboratory = Laboratory(config)
+    exact, floats = laboratory.run(), laboratory.run()
+    laboratory.train(exact)
+    with_floats(floats)
+    laboratory.train(floats)
     return {
         "text": exact.corpus_sha256,
         "steps": str(laboratory.steps),

@@ -20,7 +20,7 @@ import numpy as np
 from minigen.arguments import checked
 from minigen.errors import MinigenError, OptionError
 from minigen.exact.streams import Stream
-from minigen.proof.laboratory import kept_text
+from minigen.proof.laboratory import kept_text, temporary_folder
 from minigen.text.documents import Progress
 from minigen.training import checkpoint
 from minigen.training.config import CONFIG, Config, deciding_differences, located
@@ -85,9 +85,8 @@ class Verification:
 
     ``texts`` are paths of the text that it was trained on; without them it is the embedded one or
     the one that a config.toml beside the file names. ``run`` is a run of it once that was read.
-    Raises MinigenError where the last file is
-    damaged, and where that config.toml disagrees with the one in it about a key that decides the
-    weights. Close it: it may keep a text in a file.
+    Raises MinigenError where the last file is damaged, and where that config.toml disagrees with
+    the one in it about a key that decides the weights.
     """
 
     def __init__(self, model_path: str | Path, texts: Sequence[str | Path] = ()):
@@ -102,13 +101,8 @@ class Verification:
             raise MinigenError(
                 f"{self.path} was trained on a text that is not in it: give that text with --text"
             )
-        self._folder = tempfile.TemporaryDirectory(prefix="minigen-")
-        try:
-            kept = kept_text(text, Path(self._folder.name))
-            self._config = config.override({"corpus.text": kept})
-        except BaseException:
-            self.close()
-            raise
+        kept = kept_text(text, temporary_folder(self))
+        self._config = config.override({"corpus.text": kept})
         files = checkpoint.by_step(Path(model_path)) if Path(model_path).is_dir() else {}
         self.segments = _cut(files or {self.saved.step: self.path}, self._config)
         self.run: Run | None = None
@@ -123,10 +117,6 @@ class Verification:
                 "give the same text with --text"
             )
         self.run = run
-
-    def close(self) -> None:
-        """Remove what was kept."""
-        self._folder.cleanup()
 
     def draw(self, count: int, seed: int) -> None:
         """Keep ``count`` of the segments, drawn from the stream ``verify``; at most all."""
@@ -271,11 +261,8 @@ def verify(
     that of ``Verification`` and its ``read``.
     """
     verification = Verification(model, texts)
-    try:
-        verification.read(progress)
-        outcomes = [check(segment, verification.run) for segment in verification.segments]
-    finally:
-        verification.close()
+    verification.read(progress)
+    outcomes = [check(segment, verification.run) for segment in verification.segments]
     several = len(outcomes) > 1
     return [
         f"{outcome.path.name}: {line}" if several else line

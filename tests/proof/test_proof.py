@@ -43,8 +43,7 @@ def laboratory(tmp_path):
         path = tmp_path / "text.txt"
         path.write_text(text)
         config = Config.load("fables", {**SMALL, "corpus.text": [str(path)], **(changes or {})})
-        (tmp_path / "laboratory").mkdir(exist_ok=True)
-        return Laboratory(config, tmp_path / "laboratory")
+        return Laboratory(config)
 
     return make
 
@@ -111,6 +110,14 @@ def test_a_text_that_can_be_read_only_once_is_kept(laboratory, tmp_path):
     writer.join()
     assert Path(lab.config.corpus.text[0]).read_text() == TEXT
     assert lab.corpus.sha256 == Run(lab.config).corpus_sha256
+
+
+def test_what_a_laboratory_keeps_goes_with_it(laboratory):
+    lab = laboratory()
+    folder = lab.folder
+    assert lab.start.parent == folder
+    del lab
+    assert not folder.exists()
 
 
 def test_a_config_that_does_not_train_is_an_error(laboratory):

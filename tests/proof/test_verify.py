@@ -355,7 +355,6 @@ def test_the_text_is_read_while_helpers_work_and_before_if_others_must_hear_of_a
     monkeypatch.setattr(one, "read", lambda _: found.append("read"))
     monkeypatch.setattr(verification, "check", lambda *_: found.append("checked") or "ours")
     assert (proving._check_all([one], workers, None), found) == (["theirs", "ours"], done)
-    one.close()
 
 
 def endless(_segment, _fresh=None, on_step=None):
