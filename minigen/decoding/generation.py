@@ -22,7 +22,7 @@ FinishReason = Literal["length", "stop", "end_of_text", "dead_end"]
 
 _WORDS_AHEAD = 64  # drawn at once from each stream
 _BLOCK = 1 << 16  # logits held at once where a whole text is read
-MOST_ROWS, _MOST_LOGITS = 256, 1 << 20  # worked on at once, of however many prompts
+_MOST_ROWS, _MOST_LOGITS = 256, 1 << 20  # worked on at once, of however many prompts
 
 
 class LanguageModel(Protocol):
@@ -258,19 +258,19 @@ def generate(
     prompts: Iterable[Text],
     streams: Callable[[int], Stream] = no_stream,
     *,
-    at_once: int = MOST_ROWS,
+    one_by_one: bool = False,
 ) -> Iterator[Piece]:
     """Continue every prompt, a batch at a time; yield each token as it is chosen, row by row.
 
     ``streams`` gives the stream of text i, which gives one word a token (greedy takes none, and
-    asks for no stream): a text does not depend on its neighbours, nor on the batch, of ``at_once``
-    texts at most. Only a prompt's last K tokens count; an empty one starts from a padded context.
-    A text to which the policy leaves no token ends there. Prompts are read as they are needed.
-    Raises OptionError, MinigenError.
+    asks for no stream): a text does not depend on its neighbours, nor on the batch. Where texts
+    share a stream they are made ``one_by_one``. Only a prompt's last K tokens count; an empty one
+    starts from a padded context. A text to which the policy leaves no token ends there. Prompts are
+    read as they are needed. Raises OptionError, MinigenError.
     """
-    height = max(1, min(at_once, _MOST_LOGITS // task.model.vocab_size))
+    height = max(1, min(_MOST_ROWS, _MOST_LOGITS // task.model.vocab_size))
     rows = (Row(task, i, prompt, streams) for i, prompt in enumerate(prompts))
-    while batch := list(islice(rows, height)):
+    while batch := list(islice(rows, 1 if one_by_one else height)):
         yield from _generate(task, batch)
 
 

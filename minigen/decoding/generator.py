@@ -12,15 +12,7 @@ from minigen.arguments import checked, keywords_of
 from minigen.decoding import candidates, scoring
 from minigen.decoding.beams import beam_search
 from minigen.decoding.candidates import Decision
-from minigen.decoding.generation import (
-    MOST_ROWS,
-    Continuation,
-    Piece,
-    Task,
-    complete,
-    generate,
-    stream_name,
-)
+from minigen.decoding.generation import Continuation, Piece, Task, complete, generate, stream_name
 from minigen.decoding.policy import SIZE, Policy, PolicyOptions
 from minigen.decoding.scoring import Evaluation, Score
 from minigen.decoding.speculation import speculate
@@ -114,7 +106,7 @@ class Generator:
 
         if draft is None:
             # One stream gives its words to one text after the other.
-            pieces = generate(task, texts, stream, at_once=1 if own else MOST_ROWS)
+            pieces = generate(task, texts, stream, one_by_one=own is not None)
         else:
             pieces = speculate(
                 task,
