@@ -74,13 +74,11 @@ def find_stop(strings: list[bytes], held: bytes, data: bytes) -> tuple[int, int 
     that is now complete (of several the first, then the longest); None if none is.
     """
     text, found = held + data, []
-    if not strings:  # the most frequent case
-        return len(text), None
     for string in strings:
         start = text.find(string, max(0, len(held) - len(string) + 1))
         if start >= 0:
             found.append((start + len(string), start))
-    begun = max(_overlap(text, string) for string in strings)
+    begun = max((_overlap(text, string) for string in strings), default=0)
     return len(text) - begun, min(found)[1] if found else None
 
 
@@ -175,29 +173,27 @@ class Row:
     def give_up(self, dead_end: DeadEndError) -> Piece:
         """End the text where no token is left; what was held back comes out."""
         self.finish_reason, self.facts["explanation"] = "dead_end", str(dead_end)
-        return Piece(self.index, None, self._release(b""), self.continuation())
+        self._texts.append(self._decoder.decode(self._held, final=True))
+        return Piece(self.index, None, self._texts[-1], self.continuation())
 
     def add(self, token: int) -> str:
         """Add a token; return the text that is now certain: at the end, all that was held back."""
         task = self._task
         self.token_ids.append(token)
         data = task.token_bytes(token)
-        certain, stop = find_stop(task.stops, self._held, data)
-        text = self._held + data
+        whole, certain, stop = self._held + data, len(data), None
+        if task.stops:  # without, nothing is ever held back
+            certain, stop = find_stop(task.stops, self._held, data)
         reason: FinishReason | None = None
         if stop is not None and len(self.token_ids) >= task.policy.min_new_tokens:
-            text, certain, reason = text[:stop], stop, "stop"
+            whole, certain, reason = whole[:stop], stop, "stop"
         elif token == END_OF_TEXT:
             reason = "end_of_text"
         elif len(self.token_ids) == task.max_new_tokens:
             reason = "length"
-        self.finish_reason, self._held = reason, text[certain:]
-        return self._release(text[:certain])
-
-    def _release(self, data: bytes) -> str:
-        """Return bytes as text, at the end with all that was held back."""
-        text = self._decoder.decode(data)
-        if self.finish_reason:
+        self.finish_reason, self._held = reason, whole[certain:]
+        text = self._decoder.decode(whole[:certain])
+        if reason:
             text += self._decoder.decode(self._held, final=True)
         self._texts.append(text)
         return text
