@@ -4,7 +4,7 @@ from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from itertools import islice
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol
 
@@ -13,14 +13,12 @@ import numpy as np
 from minigen.decoding.policy import SIZE, DeadEndError, Policy
 from minigen.errors import MinigenError, OptionError
 from minigen.exact.arithmetic import Floats, Integers
-from minigen.exact.streams import Stream
 from minigen.model import head
 from minigen.text.corpus import Tokens
 from minigen.text.tokenizer import END_OF_TEXT, ByteTokenizer, Text, Texts, to_bytes
 
 FinishReason = Literal["length", "stop", "end_of_text", "dead_end"]
 
-_WORDS_AHEAD = 64  # drawn at once from each stream
 _BLOCK = 1 << 16  # logits held at once where a whole text is read
 _MOST_ROWS, _MOST_LOGITS = 256, 1 << 20  # worked on at once, of however many prompts
 
@@ -33,6 +31,13 @@ class LanguageModel(Protocol):
 
     def logits(self, contexts: Integers) -> Floats:
         """Return the logits of contexts (N, K) → (N, V)."""
+
+
+class Source(Protocol):
+    """What generation asks of a stream: one random word after the other."""
+
+    def word(self) -> int:
+        """Return the next word, 0 ≤ word < 2⁶⁴."""
 
 
 @dataclass(frozen=True)
@@ -125,17 +130,6 @@ def no_stream(_row: int) -> NoReturn:
     raise OptionError("a policy that draws takes streams for each text (got none)")
 
 
-def _words(streams: Callable[[int], Stream], row: int) -> Iterator[int]:
-    """Yield the words of a text's stream: drawn ahead, but its position counts only those used."""
-    stream = streams(row)
-    while True:
-        position = stream.position
-        for word in stream.words(_WORDS_AHEAD).tolist():
-            position += 1
-            stream.position = position
-            yield word
-
-
 class Row:
     """One text of a task in the making. Nothing ends it before ``min_new_tokens``.
 
@@ -146,10 +140,9 @@ class Row:
     """
 
     def __init__(
-        self, task: Task, index: int, prompt: Text, streams: Callable[[int], Stream] = no_stream
+        self, task: Task, index: int, prompt: Text, streams: Callable[[int], Source] = no_stream
     ):
-        self._task, self.index, self.prompt = task, index, prompt
-        self.words = _words(streams, index)
+        self._task, self.index, self.prompt, self._streams = task, index, prompt, streams
         self.prompt_ids = task.tokenizer.encode(prompt).ids
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
@@ -157,6 +150,11 @@ class Row:
         self._texts: list[str] = []
         self._held, self._decoder = b"", getincrementaldecoder("utf-8")("replace")
         self._decoder.decode(to_bytes(prompt[-3:]))
+
+    @cached_property
+    def stream(self) -> Source:
+        """The stream of its own, asked for at its first word."""
+        return self._streams(self.index)
 
     def copy(self) -> "Row":
         """Return a text that goes on from here by itself."""
@@ -252,7 +250,7 @@ def check_vocabulary(model: LanguageModel, tokenizer: ByteTokenizer) -> None:
 def generate(
     task: Task,
     prompts: Iterable[Text],
-    streams: Callable[[int], Stream] = no_stream,
+    streams: Callable[[int], Source] = no_stream,
     *,
     one_by_one: bool = False,
 ) -> Iterator[Piece]:
@@ -294,7 +292,7 @@ def _generate(task: Task, rows: list[Row]) -> Iterator[Piece]:
             z = z[~dead]
             if not rows:
                 return
-        tokens = policy.pick(z, lambda: np.array([next(r.words) for r in rows], dtype=np.uint64))
+        tokens = policy.pick(z, lambda: np.array([r.stream.word() for r in rows], np.uint64))
         contexts[:, :-1] = contexts[:, 1:]
         contexts[:, -1] = tokens
         chosen = tokens.tolist()

@@ -4,7 +4,6 @@ The commands of the same names print what these calls return, token for token.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from copy import copy
 from pathlib import Path
 from typing import Unpack, overload
 
@@ -12,7 +11,15 @@ from minigen.arguments import checked, keywords_of
 from minigen.decoding import candidates, scoring
 from minigen.decoding.beams import beam_search
 from minigen.decoding.candidates import Decision
-from minigen.decoding.generation import Continuation, Piece, Task, complete, generate, stream_name
+from minigen.decoding.generation import (
+    Continuation,
+    Piece,
+    Source,
+    Task,
+    complete,
+    generate,
+    stream_name,
+)
 from minigen.decoding.policy import SIZE, Policy, PolicyOptions
 from minigen.decoding.scoring import Evaluation, Score
 from minigen.decoding.speculation import speculate
@@ -45,8 +52,8 @@ class Generator:
     ``seed`` names the random numbers. Sample 0 of each prompt draws from stream ``inference``,
     sample i from ``inference/i``, and with a draft from ``inference/draft`` and
     ``inference/accept`` (``inference/i/draft`` …), each from its start: a text depends on neither
-    its neighbours nor earlier calls. Without a seed it is 0; a run's own generator then draws on
-    from where the run's ``inference`` stands, one text after the other.
+    its neighbours nor earlier calls. Without a seed it is 0; a run's own generator then takes
+    each word, when it needs it, from where the run's ``inference`` stands by then.
 
     Nothing here changes a weight. A wrong option raises OptionError.
     """
@@ -57,7 +64,7 @@ class Generator:
         tokenizer: ByteTokenizer,
         *,
         read: Callable[[Text | Texts | None, Sequence[str | Path]], Tokens],
-        stream: Callable[[], Stream] | None = None,
+        stream: Source | None = None,
     ):
         # read: the tokens of a text, of files, or of what the model's run held back;
         # stream: the one to draw from where no seed is given.
@@ -98,25 +105,22 @@ class Generator:
         task = Task(self.model, self.tokenizer, whole, max_new_tokens, stop, log_probabilities)
         # Read as they are needed: any number of prompts and samples takes no memory.
         texts = (prompt for prompt in prompts for _ in range(num_samples))
-        shared = self._stream() if self._stream and seed is None else None
-        own = copy(shared)  # since two threads may draw from it at once
+        shared = self._stream if seed is None else None
 
-        def stream(row: int, purpose: str = "") -> Stream:
-            return own or Stream(seed or 0, stream_name(row % num_samples) + purpose)
+        def stream(row: int, purpose: str = "") -> Source:
+            return shared or Stream(seed or 0, stream_name(row % num_samples) + purpose)
 
         if draft is None:
             # One stream gives its words to one text after the other.
-            pieces = generate(task, texts, stream, one_by_one=own is not None)
-        else:
-            pieces = speculate(
-                task,
-                draft.model,
-                draft.tokenizer,
-                texts,
-                lambda row: (stream(row, "/draft"), stream(row, "/accept")),
-                num_draft_tokens=num_draft_tokens,
-            )
-        return pieces if shared is None or own is None else _moving(shared, own, pieces)
+            return generate(task, texts, stream, one_by_one=shared is not None)
+        return speculate(
+            task,
+            draft.model,
+            draft.tokenizer,
+            texts,
+            lambda row: (stream(row, "/draft"), stream(row, "/accept")),
+            num_draft_tokens=num_draft_tokens,
+        )
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str
@@ -215,10 +219,3 @@ class Generator:
         or where its text is not to be found.
         """
         return scoring.evaluate(self.model, self._read(text, paths))
-
-
-def _moving(shared: Stream, own: Stream, pieces: Iterator[Piece]) -> Iterator[Piece]:
-    """Move a stream on to where its copy stands, from which the pieces are drawn, at each."""
-    for piece in pieces:
-        shared.position = own.position
-        yield piece

@@ -15,6 +15,7 @@ from minigen.decoding.generation import (
     LanguageModel,
     Piece,
     Row,
+    Source,
     Task,
     check_vocabulary,
     no_stream,
@@ -23,7 +24,6 @@ from minigen.decoding.generation import (
 from minigen.decoding.policy import SIZE, DeadEndError, draw
 from minigen.errors import MinigenError
 from minigen.exact.arithmetic import Floats, exact_sum
-from minigen.exact.streams import Stream
 from minigen.text.tokenizer import END_OF_TEXT, ByteTokenizer, Text
 
 
@@ -102,7 +102,7 @@ def speculate(
     draft: LanguageModel,
     draft_tokenizer: ByteTokenizer,
     prompts: Iterable[Text],
-    streams: Callable[[int], tuple[Stream, Stream]] = no_stream,
+    streams: Callable[[int], tuple[Source, Source]] = no_stream,
     *,
     num_draft_tokens: int = 4,
 ) -> Iterator[Piece]:

@@ -15,6 +15,8 @@ from minigen.errors import OptionError, shown
 
 Words = NDArray[np.uint64]
 
+_AHEAD = 64  # words that are computed at once where they are taken one by one
+
 MOST_WORDS = 2**258
 """How many words a stream has: four for each value of its counter of 256 bits."""
 
@@ -60,13 +62,18 @@ class Stream:
         digest = hashlib.sha256(text).digest()
         self._key = int.from_bytes(digest[:16], "little")
         self.position = position
-        self.words(0)  # refuses a position that no stream has
+        self._ahead = position, self._from_here(0)  # refuses a position that no stream has
 
     def __repr__(self) -> str:
         return f"Stream(seed={self.seed}, name={self.name!r}, position={self.position})"
 
     def words(self, n: int) -> Words:
         """Return the next n words, (n,) uint64."""
+        words = self._from_here(n)
+        self.position += n
+        return words
+
+    def _from_here(self, n: int) -> Words:
         position = self.position
         if not (isinstance(n, Integral) and n >= 0):  # by hand: every token that is drawn asks
             raise OptionError(f"n must be a whole number of at least 0 (got {shown(n)})")
@@ -78,13 +85,16 @@ class Stream:
         # ``position`` says: after an interruption, in a copy, or in another thread.
         generator = np.random.Philox(key=self._key, counter=position // 4)
         generator.random_raw(position % 4)  # a count of the counter gives four words
-        words = generator.random_raw(int(n))
-        self.position = position + n
-        return words
+        return generator.random_raw(int(n))
 
     def word(self) -> int:
         """Return the next word, 0 ≤ word < 2⁶⁴."""
-        return int(self.words(1)[0])
+        position, (first, ahead) = self.position, self._ahead
+        if type(position) is not int or not 0 <= position - first < len(ahead):
+            # A function of the position alone: it holds wherever the stream is moved to.
+            first, ahead = self._ahead = position, self._from_here(_AHEAD)
+        self.position = position + 1
+        return int(ahead[position - first])
 
     @checked
     def integers(self, n: int, below: int) -> NDArray[np.int64]:

@@ -3,12 +3,14 @@
 import json
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from copy import copy, deepcopy
 from dataclasses import dataclass
 from functools import reduce
 from operator import add, index
 from pathlib import Path
-from typing import Any, Self, Unpack
+from threading import RLock
+from typing import Any, NamedTuple, Self, Unpack
 
 import numpy as np
 
@@ -168,6 +170,7 @@ class Run:
         )
         config.sampling.policy.check_ids(tokenizer.vocab_size)  # now, not at the first sample
         self.last: StepRecord | None = None  # what the latest step left, in this process
+        self._drawing = RLock()  # held by the thread that draws from ``inference``
         self.tokenizer = tokenizer
         V, K, D = tokenizer.vocab_size, config.model.context_length, config.model.embedding_dim
         weights = V * (D + K * D + 1)
@@ -238,15 +241,20 @@ class Run:
         if self.step == self.config.training.steps:  # of two iterators, the other took the last
             raise OptionError(self._all_done())
         self.read_corpus()
-        after = copy(self)
-        positions = {name: stream.position for name, stream in after.streams.items()}
-        record = self.workers.step(self.step + 1, after._advance)
-        # A stream that the step did not use stays, since another thread may be drawing from it.
-        moved = {name: s for name, s in after.streams.items() if s.position != positions[name]}
-        # One call, so that neither an interruption nor another thread comes between.
-        vars(self).update(
-            model=after.model, optimizer=after.optimizer, streams=self.streams | moved, last=record
-        )
+        samples = is_due(self.step + 1, self.config.sampling.every)
+        with self._drawing if samples else nullcontext():
+            after = copy(self)
+            positions = {name: stream.position for name, stream in after.streams.items()}
+            record = self.workers.step(self.step + 1, after._advance)
+            # A stream that the step did not use stays: another thread may be drawing from it.
+            moved = {name: s for name, s in after.streams.items() if s.position != positions[name]}
+            # One call, so that neither an interruption nor another thread comes between.
+            vars(self).update(
+                model=after.model,
+                optimizer=after.optimizer,
+                streams=self.streams | moved,
+                last=record,
+            )
         return record
 
     def __copy__(self) -> Self:
@@ -258,8 +266,11 @@ class Run:
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the whole run, but for who watches its text being read."""
-        return {**vars(self), "_progress": None}
+        """Return the whole run, but for who watches its text being read, and its lock."""
+        return {**vars(self), "_progress": None, "_drawing": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _drawing=RLock())
 
     def _advance(self) -> StepRecord:
         """Take a step, in place: see ``_take_step``."""
@@ -351,10 +362,7 @@ class Run:
 
         Without a seed it draws on from where ``streams["inference"]`` stands.
         """
-        return Generator(self.model, self.tokenizer, read=self.read, stream=self._inference)
-
-    def _inference(self) -> Stream:
-        return self.streams["inference"]
+        return Generator(self.model, self.tokenizer, read=self.read, stream=_Inference(self))
 
     @checked
     def generate(
@@ -365,13 +373,14 @@ class Run:
         The options are those of a ``Policy``. Returns the continuation alone; ``generator`` has
         more.
         """
-        stream = self.streams["inference"]
-        position = stream.position
-        try:
-            return self.generator.generate(prompt, max_new_tokens=max_new_tokens, **options).text
-        except BaseException:
-            stream.position = position  # a text that never came has drawn nothing
-            raise
+        with self._drawing:  # no other thread takes a word between those of this text
+            stream = self.streams["inference"]
+            position, write = stream.position, self.generator.generate
+            try:
+                return write(prompt, max_new_tokens=max_new_tokens, **options).text
+            except BaseException:
+                stream.position = position  # a text that never came has drawn nothing
+                raise
 
     def _sample(self) -> Continuation:
         table = self.config.sampling
@@ -474,6 +483,17 @@ class Run:
             run.corpus = run._read(text, run.tokenizer)
             run.config = run.config.override({"corpus.text": as_saved.corpus.text})
         return run
+
+
+class _Inference(NamedTuple):
+    """The stream ``inference`` of a run: a step that samples puts another in its place."""
+
+    run: Run
+
+    def word(self) -> int:
+        """Return the word at which it stands now, which nobody else is given."""
+        with self.run._drawing:
+            return self.run.streams["inference"].word()
 
 
 def is_due(step: int, every: int) -> bool:

@@ -3,7 +3,7 @@
 import ast
 import json
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from inspect import getsource, signature
 from pathlib import Path
@@ -14,7 +14,7 @@ import pytest
 
 from minigen import Config, Generator, OptionError, Policy, Run, Stream, load
 from minigen.decoding import policy
-from minigen.decoding.generation import Task, complete, generate
+from minigen.decoding.generation import Piece, Task, complete, generate
 from minigen.decoding.generator import _Settings
 from minigen.decoding.policy import OPTIONS, PolicyOptions
 from minigen.decoding.speculation import speculate
@@ -180,6 +180,34 @@ def test_a_run_draws_on_from_its_stream_one_text_after_the_other(run: Run) -> No
             assert 0 <= token < 257
             at.word()
     assert run.streams["inference"].position == at.position
+
+
+def test_each_word_of_a_run_goes_to_whoever_needs_one_next_and_to_nobody_else() -> None:
+    flat: dict[str, Any] = {"temperature": 1e300, "min_new_tokens": 999}  # a token is a word's byte
+    sampling = {"every": 1, "max_new_tokens": 9, **flat}
+    run = Run(Config.load(overrides=TINY | {f"sampling.{key}": v for key, v in sampling.items()}))
+    drawn: list[int | None] = []
+
+    def take(pieces: Iterator[Piece], count: int) -> None:
+        drawn.extend(next(pieces).token_id for _ in range(count))
+
+    make = run.generator.pieces
+    one, other = (make(["Once"], max_new_tokens=99, **flat) for _ in range(2))
+    drafted = make(["Once"], draft=run.generator, num_draft_tokens=1, max_new_tokens=5, **flat)
+    take(one, 1)
+    take(other, 2)
+    drawn += run.generator.generate("Then", max_new_tokens=20, **flat).token_ids
+    take(one, 3)
+    sample = run.train(1)[0].sample
+    assert sample
+    drawn += sample.token_ids
+    take(other, 70)
+    take(one, 1)
+    assert drawn == (Stream(0, "inference").words(len(drawn)) >> np.uint64(56)).tolist()
+    for pieces in (drafted, one):
+        before = run.streams["inference"].position
+        next(pieces)
+        assert run.streams["inference"].position > before >= len(drawn)
 
 
 def test_what_a_run_writes_first_is_what_its_checkpoint_writes(run: Run, tmp_path: Path) -> None:

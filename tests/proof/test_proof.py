@@ -290,7 +290,7 @@ def test_streams_behind_the_model_fail_the_claim_on_threads(laboratory, monkeypa
     """Words that all threads draw from one place, whatever stream each was given."""
     shared = Stream(0, "inference")
     lab = laboratory()
-    monkeypatch.setattr(generation, "_words", lambda _streams, _row: iter(shared.word, None))
+    monkeypatch.setattr(generation.Row, "stream", shared)
     assert failed(wholeness.threads(lab), "together: other texts")
 
 
