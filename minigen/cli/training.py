@@ -137,7 +137,8 @@ def train(
     """
     path = Path(out or f"runs/{Path(config or 'fables').stem}")
 
-    from minigen.training.folder import CONFIG, require_empty
+    from minigen.training.config import CONFIG, lost_text
+    from minigen.training.folder import require_empty
 
     def load() -> minigen.Config:
         if resume and config is not None:
@@ -153,10 +154,9 @@ def train(
             cure = "train without --resume" if is_free else f"it has no {CONFIG}"
             raise MinigenError(f"{path} holds no run to resume: {cure}")
         loaded = minigen.Config.of_run(path, changes)
-        if "-" in loaded.corpus.text and "corpus.text" not in changes:
-            raise MinigenError(
-                f"the run in {path} was trained on standard input: give the same text with --text"
-            )
+        if loaded.corpus.text == "external":
+            cure = "give the same text with --text"
+            raise MinigenError(f"the run in {path} was trained on {lost_text(path)}: {cure}")
         return loaded
 
     with one_voice() as workers:
@@ -191,11 +191,14 @@ def write_page(run: str | Path, out: str | None = None) -> None:
 
 def interrupted(folder: "minigen.RunFolder") -> int:
     """Save the run, say how to go on, and return the exit status."""
+    from minigen.training.config import passing
+
     with heard_by(let_pass):  # some launchers say it twice
         folder.save()
     note(f"interrupted at step {folder.run.step}, saved {folder.latest}")
-    text = ["--text", "-"] if "-" in folder.run.config.corpus.text else []
-    note(f"to go on: {to_go_on('train', folder.path, text)}")
+    text = folder.run.config.corpus.text
+    again = [word for path in text for word in ("--text", path)] if passing(text) else []
+    note(f"to go on: {to_go_on('train', folder.path, again)}")
     return 130
 
 

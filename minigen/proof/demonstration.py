@@ -6,7 +6,7 @@ Everything that ``minigen demo`` says of the two is read from both.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from minigen.proof.laboratory import Observed, Step, difference
+from minigen.proof.laboratory import Observed, Step, difference, kept_text, temporary_folder
 from minigen.training.config import Config
 from minigen.training.run import Run, StepRecord
 
@@ -23,7 +23,10 @@ class Demonstration:
     """A run of a config, and its twin with the same config but for samples: ``run``, ``twin``."""
 
     def __init__(self, config: Config):
-        self.run, self.twin = Run(config), Run(config.override({"sampling.every": 0}))
+        text = kept_text(config.corpus.text, temporary_folder(self))  # to be read by both
+        kept = config.override({"corpus.text": text})
+        self.run, self.twin = Run(kept), Run(kept.override({"sampling.every": 0}))
+        self.run.config = config  # which goes into the run folder
         self._steps: dict[Run, list[Step]] = {self.run: [], self.twin: []}
         for run in self._steps:
             run.streams["optimizer"] = Observed(config.run.seed, "optimizer")

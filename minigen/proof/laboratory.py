@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from minigen.exact.streams import Stream
 from minigen.files import explained
-from minigen.text.documents import Progress
+from minigen.text.documents import Progress, find, passes
 from minigen.training import checkpoint
 from minigen.training.config import Config
 from minigen.training.run import Run, StepRecord
@@ -209,15 +209,13 @@ def kept_text(text: str | Sequence[str], folder: Path) -> str | list[str]:
     """Return the text of a config, with what can be read only once (a pipe) kept in files."""
     if isinstance(text, str):
         return text
-    kept = []
+    kept = list(text)
     for number, path in enumerate(text):
-        source = Path("/dev/stdin" if path == "-" else path)
-        if path == "-" or (source.exists() and not source.is_file() and not source.is_dir()):
-            copy = folder / f"text-{number}"
-            with explained(f"cannot read {path}"):
-                copy.write_bytes(source.read_bytes())
-            source = copy
-        kept.append(str(source))
+        if passes(path):
+            kept[number] = str(folder / f"text-{number}")
+            (source,) = find(path)
+            with explained(f"cannot keep {path}"), open(kept[number], "wb") as file:
+                file.writelines(source.blocks())
     return kept
 
 

@@ -23,7 +23,7 @@ from minigen.exact.streams import Stream
 from minigen.proof.laboratory import kept_text, temporary_folder
 from minigen.text.documents import Progress
 from minigen.training import checkpoint
-from minigen.training.config import CONFIG, Config, deciding_differences, located
+from minigen.training.config import CONFIG, Config, deciding_differences, located, lost_text
 from minigen.training.logs import METRICS, fault, read_lines
 from minigen.training.run import Run, StepRecord
 
@@ -99,7 +99,8 @@ class Verification:
         text = tuple(map(str, texts)) or located(config, self.path).corpus.text
         if text == "external":
             raise MinigenError(
-                f"{self.path} was trained on a text that is not in it: give that text with --text"
+                f"{self.path} was trained on {lost_text(self.path.parent)}: give that text with "
+                "--text"
             )
         kept = kept_text(text, temporary_folder(self))
         self._config = config.override({"corpus.text": kept})

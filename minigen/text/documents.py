@@ -110,6 +110,12 @@ def lines(data: bytes) -> list[bytes]:
     return _LINE_END.split(whole(data)) if data.removeprefix(MARK) else []
 
 
+def passes(path: str | Path) -> bool:
+    """Whether a path is one that can be read only once: standard input, a pipe, a terminal."""
+    is_there = os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
+    return str(path) == "-" or is_there
+
+
 def find(path: str | Path) -> list[Source]:
     """Return the files that a path stands for: itself, or those in a folder and below.
 
@@ -123,7 +129,7 @@ def find(path: str | Path) -> list[Source]:
     path = Path(path)
     with explained(f"cannot read {path}"):
         if not path.is_dir():
-            if path.is_file() or not path.exists():
+            if not passes(path):
                 return [_on_disk(path)]
             with path.open("rb") as pipe:
                 return [_spooled(str(path), pipe)]

@@ -3,7 +3,7 @@
 import os
 import shlex
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Self
@@ -15,6 +15,7 @@ from minigen.arguments import checked
 from minigen.errors import MinigenError, OptionError, likeness, nearest, shown
 from minigen.files import explained, opened
 from minigen.paths import expand
+from minigen.text.documents import passes
 from minigen.training.keys import KEYS, TABLES, TEXTS, Tables, described
 
 CONFIG = "config.toml"
@@ -51,15 +52,28 @@ class Config(Tables):
         }
         for name, table in _read(path).items():
             tables[name] = {**tables.get(name, {}), **table} if isinstance(table, dict) else table
-        return cls.from_dict(tables, str(path), overrides)
+        config = cls.from_dict(tables, str(path), overrides)
+        is_of_run = path.name == CONFIG and any(path.parent.glob("step-*.safetensors"))
+        if is_of_run and "-" not in config.corpus.text and _is_gone(config.corpus.text, overrides):
+            told = lost_text(path.parent)
+            raise MinigenError(f"{path}: its run was trained on {told}: give that text with --text")
+        return config
 
     @classmethod
     @checked
     def of_run(cls, folder: Path, overrides: Mapping[str, object] | None = None) -> Self:
         """Read the config of a run folder, with the overrides of ``load``.
 
-        As in ``from_dict``, a key that it lacks means what was before the key existed.
+        As in ``from_dict``, a key that it lacks means what was before the key existed. A text that
+        cannot be read again is ``"external"``, unless an override gives it.
         """
+        config = cls._as_written(folder, overrides)
+        if _is_gone(config.corpus.text, overrides):
+            return config.override({"corpus.text": "external"})
+        return config
+
+    @classmethod
+    def _as_written(cls, folder: Path, overrides: Mapping[str, object] | None = None) -> Self:
         path = folder / CONFIG
         tables = _read(path, is_own=True)
         if not tables:  # as a power cut may leave it; it is not the config of all defaults
@@ -128,14 +142,30 @@ Config.__doc__ = f"{Config.__doc__}{''.join(map(described, TABLES))}\n"
 def located(config: Config, checkpoint: Path) -> Config:
     """Return a checkpoint's config, made to say where its text lies.
 
-    A checkpoint holds no path: an external text is found by the config of its run folder. Standard
-    input cannot be read again.
+    A checkpoint holds no path: an external text is found by the config of its run folder.
     """
     beside = checkpoint.parent / CONFIG
     if config.corpus.text != "external" or not beside.is_file():
         return config
-    text = Config.of_run(checkpoint.parent).corpus.text
-    return config if "-" in text else config.override({"corpus.text": text})
+    return config.override({"corpus.text": Config.of_run(checkpoint.parent).corpus.text})
+
+
+def passing(text: str | Sequence[str]) -> list[str]:
+    """Return the paths of a config's text that can be read only once."""
+    return [] if isinstance(text, str) else [path for path in text if passes(path)]
+
+
+def _is_gone(text: str | Sequence[str], overrides: Mapping[str, object] | None) -> bool:
+    """Whether the text that a run folder names cannot be read again, and no override gives it."""
+    return bool(passing(text)) and "text" not in _laid_over({}, overrides or {}).get("corpus", {})
+
+
+def lost_text(folder: Path) -> str:
+    """Say what text a run was trained on that neither its checkpoint nor its folder leads to."""
+    with suppress(MinigenError):  # of a checkpoint alone
+        for path in passing(Config._as_written(folder).corpus.text):
+            return "standard input" if path == "-" else f"{path}, which cannot be read again"
+    return "a text that is not in it"
 
 
 def differences(a: Config, b: Config) -> list[tuple[str, Any, Any]]:

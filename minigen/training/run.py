@@ -32,7 +32,7 @@ from minigen.text.corpus import Corpus, Tokens
 from minigen.text.documents import Progress
 from minigen.text.tokenizer import ByteTokenizer, Text, Texts
 from minigen.training import checkpoint
-from minigen.training.config import Config, located, require_same
+from minigen.training.config import Config, located, lost_text, require_same
 from minigen.training.workers import join
 
 
@@ -126,7 +126,7 @@ class Run:
             )
         if text is None and table.text == "external":
             raise MinigenError(
-                "this run was trained on a text that is not in it: give that text to train on"
+                f"this run was trained on {lost_text(self._source.parent)}: give that text (--text)"
             )
         if text is None and self.workers.size > 1 and "-" in table.text:
             raise OptionError(

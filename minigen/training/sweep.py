@@ -24,7 +24,7 @@ from minigen.arguments import checked
 from minigen.errors import MinigenError, OptionError, shown
 from minigen.files import write_atomically
 from minigen.training import logs
-from minigen.training.config import Config, differences, parse_override
+from minigen.training.config import Config, differences, parse_override, passing
 from minigen.training.folder import CONFIG, RunFolder, examined, require_empty
 
 SEED = "run.seed"
@@ -106,8 +106,8 @@ def plan(config: Config, axes: Axes, seeds: Sequence[int]) -> dict[str, Config]:
 
     Raises OptionError where a value breaks a rule, so that no run is left to find out.
     """
-    if "-" in config.corpus.text:
-        raise OptionError("each run of a sweep reads its text, so it must be files (got -)")
+    for path in passing(config.corpus.text):
+        raise OptionError(f"each run of a sweep reads its text, so it must be files (got {path})")
     if SEED in axes:
         raise OptionError(f"seeds are set with --seeds, as --seeds 0:5 (got values of {SEED})")
     count = len(seeds) * prod(len(values) for values in axes.values())

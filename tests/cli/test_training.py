@@ -2,9 +2,12 @@
 
 import io
 import json
+import os
 import re
+import shlex
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -101,23 +104,55 @@ def test_a_run_on_standard_input_that_is_interrupted_goes_on_with_it(
     minigen: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interrupt_after(3, monkeypatch)
-    for text, words in (("-", " --text -"), ("text.txt", "")):
-        Path("text.txt").write_text("to be or not to be")
+    Path("text.txt").write_text("to be or not to be")
+    mixed = ["--text", "-", "--text", str(Path("text.txt").absolute())]
+    texts = {"run-": ["--text", "-"], "run": ["--text", "text.txt"], "mixed": mixed}
+    for out, text in texts.items():
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"to be or not to be")))
-        result = minigen("train", *TINY_SETTINGS, "--text", text, "--out", f"run{text}")
+        result = minigen("train", *TINY_SETTINGS, *text, "--out", out)
         assert (result.status, result.out) == (130, "")
+        words = f" {shlex.join(text)}" if "-" in text else ""
         assert result.err.endswith(
-            f"interrupted at step 3, saved run{text}/step-000003.safetensors\n"
-            f"to go on: minigen train --resume --out run{text}{words}\n"
+            f"interrupted at step 3, saved {out}/step-000003.safetensors\n"
+            f"to go on: minigen train --resume --out {out}{words}\n"
         )
     assert minigen("train", "--resume", "--out", "run-") == Result(
         1,
         "",
         "Error: the run in run- was trained on standard input: give the same text with --text\n",
     )
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"to be or not to be")))
-    for on in (["--out", "run-", "--text", "-"], ["--out", "runtext.txt"]):
-        assert minigen("train", "--resume", *on).status == 0
+    for on in (["run-", "--text", "-"], ["run"], ["mixed", *mixed]):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"to be or not to be")))
+        assert minigen("train", "--resume", "--out", *on).status == 0
+
+
+def test_what_a_run_read_from_a_pipe_is_never_waited_for_again(
+    minigen: Command, tmp_path: Path
+) -> None:
+    text, pipe = "to be or not to be", tmp_path / "pipe"
+    Path("text.txt").write_text(text)
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=[text])
+    writer.start()
+    assert minigen("train", *TINY_SETTINGS, "--text", str(pipe), "--out", "run").status == 0
+    writer.join()
+    pipe.unlink()
+    pipe.symlink_to("/dev/null")  # of its kind, and keeps no test waiting
+    for command in (
+        ["evaluate", "run"],
+        ["verify", "run"],
+        ["prove", "run/config.toml"],
+        ["train", "--resume", "--out", "run"],
+    ):
+        result = minigen(*command)
+        assert (result.status, result.err.count("\n")) == (1, 1)
+        assert f"trained on {pipe}, which cannot be read again: give " in result.err
+        assert "--text" in result.err
+    assert minigen("sweep", "run/config.toml", "--text", str(pipe)).status == 2
+    assert minigen("report", "run").status == 0
+    assert "not read from a file" in Path("run/report.html").read_text()
+    for command in (["evaluate", "run"], ["verify", "run"], ["train", "--resume", "--out", "run"]):
+        assert minigen(*command, "--text", "text.txt").status == 0
 
 
 @pytest.mark.parametrize(

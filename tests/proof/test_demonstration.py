@@ -1,5 +1,6 @@
 """The demonstration: each line that it says is read from both runs, and changes where they do."""
 
+import io
 from collections.abc import Callable
 
 import numpy as np
@@ -53,6 +54,13 @@ def test_a_twin_that_draws_is_said_to(demonstration: Demonstration) -> None:
 
     (line,) = lines(demonstration, draw)
     assert line.endswith(" by the run, 1 by its twin.")
+
+
+def test_both_read_a_text_that_can_be_read_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"to be or not to be")))
+    of_stdin = Demonstration(Config.load(overrides={**TINY, "corpus.text": ["-"]}))
+    assert lines(of_stdin) == []
+    assert of_stdin.run.config.corpus.text == ("-",)  # which the run folder names
 
 
 def test_a_run_that_is_never_asked_shows_nothing() -> None:
