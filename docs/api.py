@@ -1,10 +1,14 @@
 """Make docs/api.md of the docstrings: `python -m docs.api`, as `make docs` does; a test holds it.
 
-It reads the source, so that the page is the same whatever Python makes it.
+It reads signatures off the source, so that the page is the same whatever Python makes it.
 """
 
 import ast
+import inspect
+import re
 from pathlib import Path
+
+import minigen
 
 ROOT = Path(__file__).parents[1]
 PAGE = Path(__file__).with_suffix(".md")
@@ -79,14 +83,19 @@ def _section(name: str, module: str) -> str:
     assert isinstance(node, ast.ClassDef)
     made = [m for m in node.body if isinstance(m, ast.FunctionDef) and m.name == "__init__"]
     title = _signature(made[0]).removeprefix("__init__").removesuffix(" -> None") if made else ""
-    return _page(f"minigen.{name}{title}", _document(node), _methods(node))
+    text = inspect.getdoc(getattr(minigen, name)) or ""  # with the options that are listed in it
+    text = re.sub(
+        r"^([\w.]+ = .*?): ", r"- `\1`: ", text.split(">>>")[0].rstrip(), flags=re.MULTILINE
+    )
+    return _page(f"minigen.{name}{title}", f"{text}\n", _methods(node))
 
 
 def _page(title: str, text: str, functions: list[ast.FunctionDef]) -> str:
     parts = [f"## {title}\n\n{text}"]
     for function in functions:
         kinds = [ast.unparse(decorator) for decorator in function.decorator_list]
-        shown = function.name if "property" in kinds else _signature(function)
+        is_property = any(kind.endswith("property") for kind in kinds)
+        shown = function.name if is_property else _signature(function)
         parts.append(f"**`{shown}`**\n\n{_document(function)}")
     return "\n".join(parts)
 

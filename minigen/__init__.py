@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from minigen.decoding.generation import Continuation as Continuation
     from minigen.decoding.generator import Generator as Generator
+    from minigen.decoding.policy import DeadEndError as DeadEndError
     from minigen.decoding.policy import Policy as Policy
     from minigen.errors import MinigenError as MinigenError
     from minigen.errors import OptionError as OptionError
@@ -30,6 +31,7 @@ else:
         "ByteTokenizer": "text.tokenizer",
         "Config": "training.config",
         "Continuation": "decoding.generation",
+        "DeadEndError": "decoding.policy",
         "Generator": "decoding.generator",
         "MinigenError": "errors",
         "OptionError": "errors",

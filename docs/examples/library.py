@@ -37,7 +37,7 @@ assert model.evaluate().loss == minigen.Run.load("runs/mine").evaluate()
 # Check, compare, show.
 assert minigen.verify("runs/mine") == []
 assert model.fingerprint == run.fingerprint == run.generator.fingerprint
-claim = next(minigen.prove(config))  # the first of nine
+claim = next(minigen.prove(config))  # the first of them
 print(f"{claim.name}: {claim.holds}, since {claim.evidence}")
 for result in minigen.sweep(config, {"optimizer.learning_rate": [0.003, 0.01]}, out="runs/rates"):
     print(result["optimizer.learning_rate"], result["loss"])

@@ -43,8 +43,8 @@ def demo(out: str | None, report: bool, settings: tuple[str, ...], progress: boo
     from minigen.proof.demonstration import Demonstration
     from minigen.training.folder import require_empty
 
-    require_empty(path)
     config = minigen.Config.load("fables", changes)
+    require_empty(path)
     steps, every = config.training.steps, config.sampling.every
     if not 1 <= every <= steps:
         note(
@@ -72,6 +72,7 @@ def demo(out: str | None, report: bool, settings: tuple[str, ...], progress: boo
     click.echo(prompt + run.generate(prompt, **policy))
     if report:
         training.write_page(path)
-    command = shlex.join(["minigen", "generate", str(path), prompt])
+    how = ["--temperature", str(config.sampling.temperature)]
+    command = shlex.join(["minigen", "generate", str(path), prompt, *how])
     click.echo(f"\nEverything is in {path}; go on with: {command}")
     return 0 if all(finding.holds for finding in findings) else 1

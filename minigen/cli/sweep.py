@@ -16,7 +16,7 @@ from minigen import files
 from minigen.cli import cli
 from minigen.cli.options import config_options, out_option, overrides
 from minigen.cli.progress import bar, note, progress_option
-from minigen.cli.training import deferred_interrupts, one_voice, to_go_on
+from minigen.cli.training import deferred_interrupts, one_voice
 from minigen.errors import MinigenError, OptionError
 
 if TYPE_CHECKING:
@@ -27,7 +27,9 @@ _GLANCE = 0.5  # seconds between two looks at how far the runs have come
 
 @cli.command()
 @config_options
-@click.option("--seeds", metavar="START:STOP", help="Seeds, as 0:5 for 0 to 4.  [default: one]")
+@click.option(
+    "--seeds", metavar="START:STOP", help="Seeds, as 0:5 for 0 to 4.  [default: CONFIG's]"
+)
 @out_option("runs/<config>-sweep")
 @click.option("--resume", is_flag=True, help="Go on with the sweep in the folder.")
 @progress_option
@@ -52,6 +54,7 @@ def sweep(
     path = Path(out or f"runs/{Path(config or 'fables').stem}-sweep")
     with one_voice() as workers:
         from minigen.training import sweep as sweeping
+        from minigen.training.folder import to_go_on
 
         owned: list[files.Ownership | None] = []  # to the end of the sweep
         given = {"CONFIG": config, "--text": texts, "--set": settings, "--seeds": seeds}

@@ -1,11 +1,10 @@
 """``train`` trains a config in a run folder: metrics, samples, checkpoints."""
 
 import os
-import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -147,8 +146,9 @@ def train(
             )
         changes = overrides(settings, texts)
         if not resume:
+            loaded = minigen.Config.load(config or "fables", changes)
             require_empty(path)
-            return minigen.Config.load(config or "fables", changes)
+            return loaded
         if not (path / CONFIG).is_file():
             is_free = not path.exists() or (path.is_dir() and not any(path.iterdir()))
             cure = "train without --resume" if is_free else f"it has no {CONFIG}"
@@ -192,6 +192,7 @@ def write_page(run: str | Path, out: str | None = None) -> None:
 def interrupted(folder: "minigen.RunFolder") -> int:
     """Save the run, say how to go on, and return the exit status."""
     from minigen.training.config import passing
+    from minigen.training.folder import to_go_on
 
     with heard_by(let_pass):  # some launchers say it twice
         folder.save()
@@ -200,8 +201,3 @@ def interrupted(folder: "minigen.RunFolder") -> int:
     again = [word for path in text for word in ("--text", path)] if passing(text) else []
     note(f"to go on: {to_go_on('train', folder.path, again)}")
     return 130
-
-
-def to_go_on(command: str, path: Path, options: Sequence[str] = ()) -> str:
-    """Return the command, fit to be pasted, that goes on with what is in a folder."""
-    return shlex.join(["minigen", command, "--resume", "--out", str(path), *options])

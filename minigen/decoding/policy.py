@@ -263,7 +263,7 @@ class Policy:
         filters.keep_epsilon, _CUTOFF, 0.0003, "Keep tokens of at least this probability."
     )
     eta_cutoff: float | None = _weight_filter(
-        filters.keep_eta, _CUTOFF, 0.0003, "The same, lowered where the distribution is flat."
+        filters.keep_eta, _CUTOFF, 0.0003, "Like epsilon, lowered where the distribution is flat."
     )
 
     def __post_init__(self) -> None:

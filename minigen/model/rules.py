@@ -1,4 +1,4 @@
-"""An update rule turns gradients into new weights and moments, elementwise: AdamW, or SGD.
+"""An update rule turns gradients into new weights and moments, elementwise.
 
 Each is one entry of ``OPTIMIZERS``: the name that a config takes, the loops of both engines, and
 the moments in checkpoints follow from it.

@@ -18,6 +18,10 @@ MOST_STATE_BYTES = 6_000_000
 """So much of checkpoints, with their moments, travels in the page to train on from."""
 
 _TWINS_OPTIMIZERS = ("adamw", "sgd")
+_TWINS_KEYS = {
+    *("name", "learning_rate", "betas", "momentum"),
+    *("weight_decay", "gradient_clip", "warmup_steps", "decay"),
+}
 _PLAIN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 _DEFAULT_SAMPLES = 6  # of a run that took none, for the mistake to have something to show
 
@@ -34,6 +38,9 @@ def training_data(facts: Facts) -> dict[str, Any]:
         return {"missing": f"{facts.missing['corpus']} So there is nothing to train on here."}
     if config.optimizer.name not in _TWINS_OPTIMIZERS:
         return {"missing": f"The page cannot train with {config.optimizer.name}."}
+    settings = config.optimizer.model_dump()
+    if unknown := settings.keys() - _TWINS_KEYS:
+        return {"missing": f"The page cannot train with optimizer.{min(unknown)}."}
     tokens = facts.corpus.training
     width = 2 if facts.tokenizer.vocab_size <= 1 << 16 else 4
     size = len(tokens) + 1
@@ -55,7 +62,7 @@ def training_data(facts: Facts) -> dict[str, Any]:
         "batch_size": config.training.batch_size,
         "steps": config.training.steps,
         "step": saved.step,
-        "optimizer": config.optimizer.model_dump(),
+        "optimizer": settings,
         "tokens": packed(tokens.array, f"<u{width}"),
         "token_bytes": width,
         "tokens_count": size,

@@ -255,7 +255,7 @@ def _find(name_or_path: str | Path) -> Path:
         nearest_first = sorted(known, key=lambda one: -likeness(name, one))
         raise OptionError(
             f"no shipped config is called {shown(name)}: there are {', '.join(nearest_first)}; "
-            "the path of a file ends in .toml or holds a /"
+            "the path of a file ends in .toml or holds a /, and that of a text stands behind --text"
         )
     return known[name]
 

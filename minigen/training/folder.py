@@ -6,9 +6,10 @@ not what that checkpoint vouches for, the run goes on from the latest whose logs
 """
 
 import os
+import shlex
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,8 +18,7 @@ from minigen.arguments import checked
 from minigen.errors import MinigenError
 from minigen.training import checkpoint, logs
 from minigen.training.checkpoint import Checkpoint
-from minigen.training.config import CONFIG as CONFIG
-from minigen.training.config import Config
+from minigen.training.config import CONFIG, Config
 from minigen.training.logs import METRICS, SAMPLES, TIMING, Log
 from minigen.training.run import Run, StepRecord, is_due
 from minigen.training.workers import join
@@ -207,5 +207,10 @@ def require_empty(path: Path) -> None:
         # Of config.toml, hidden, is what a kill left of it.
         there = [name for name in os.listdir(path) if not name.startswith(f".{CONFIG}.")]
     if there:
-        go_on = ", or go on with minigen train --resume" if CONFIG in there else ""
+        go_on = f", or go on with {to_go_on('train', path)}" if CONFIG in there else ""
         raise MinigenError(f"{path} is not a new or empty folder: name another with --out{go_on}")
+
+
+def to_go_on(command: str, path: Path, options: Sequence[str] = ()) -> str:
+    """Return the command, fit to be pasted, that goes on with what is in a folder."""
+    return shlex.join(["minigen", command, "--resume", "--out", str(path), *options])

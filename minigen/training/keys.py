@@ -191,7 +191,7 @@ class OptimizerTable(_Table):
         50, "Steps over which the learning rate rises linearly to its peak.", before=0
     )
     decay: Literal["constant", "linear", "cosine"] = key(
-        "cosine", "How the learning rate falls from there to the last step.", before="constant"
+        "cosine", "How the learning rate falls from its peak to the last step.", before="constant"
     )
 
 
@@ -214,7 +214,7 @@ class _SamplingTable(_Table):
     )
     prompt: String = key("Once", "What each sample continues.", before="", decides_weights=False)
     max_new_tokens: Size = key(
-        100, "How long it may become, in tokens.", before=100, decides_weights=False
+        100, "How long a sample may become, in tokens.", before=100, decides_weights=False
     )
 
     @field_validator("*")

@@ -24,8 +24,8 @@ from minigen.arguments import checked
 from minigen.errors import MinigenError, OptionError, shown
 from minigen.files import write_atomically
 from minigen.training import logs
-from minigen.training.config import Config, differences, parse_override, passing
-from minigen.training.folder import CONFIG, RunFolder, examined, require_empty
+from minigen.training.config import CONFIG, Config, differences, parse_override, passing
+from minigen.training.folder import RunFolder, examined, require_empty
 
 SEED = "run.seed"
 MOST_RUNS = 10_000

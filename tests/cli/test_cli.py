@@ -104,7 +104,7 @@ def test_help_says_the_default_of_every_option_that_has_one() -> None:
         "next --top": "10; x>=1",
         "report --out": "report.html in RUN",
         "sweep --out": "runs/<config>-sweep",
-        "sweep --seeds": "one",
+        "sweep --seeds": "CONFIG's",
         "train --out": "runs/<config>",
         "verify --seed": "0",
     }
@@ -242,6 +242,12 @@ BAD_TRAININGS = {
     "a setting that is not Unicode": (["--set", "\udc80=1"], 2, "a key is a printable text"),
     "an empty folder's name": (["--out", ""], 2, "'--out': a path must not be empty (got '')"),
     "a run that is there": (["--out", "taken"], 1, "not a new or empty folder"),
+    "a setting, whatever the folder": (
+        ["--out", "taken", "--set", "a.b=1"],
+        2,
+        "unknown table 'a'",
+    ),
+    "a text for a config": (["book.txt"], 2, "that of a text stands behind --text"),
     "a config without name": ([""], 2, "'[CONFIG]': a path must not be empty (got '')"),
     "a text without name": (["--text", ""], 2, "a path must not be empty"),
     "standard input twice": (["--text", "-", "--text", "-"], 2, "can be read once"),

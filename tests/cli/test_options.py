@@ -530,7 +530,8 @@ def _(bench: Bench) -> None:
     )
     assert shown.out.endswith(
         f"\nFingerprint: {again.fingerprint}\n\nText from the trained model:\n\n{prompt}{record}\n"
-        f"\nEverything is in there; go on with: minigen generate there {prompt}\n"
+        f"\nEverything is in there; go on with: minigen generate there {prompt} "
+        f"--temperature {config.sampling.temperature}\n"
     )
 
 

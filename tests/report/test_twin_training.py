@@ -530,6 +530,12 @@ def test_a_run_of_an_older_format_is_not_trained(page):
     assert training_data(older)["missing"].startswith("This run was trained with the arithmetic")
 
 
+def test_a_run_with_a_setting_that_the_twin_does_not_know_is_not_trained(page, monkeypatch):
+    monkeypatch.setattr(trainable, "_TWINS_KEYS", trainable._TWINS_KEYS - {"decay"})
+    missing = training_data(gather(page.parent))["missing"]
+    assert missing == "The page cannot train with optimizer.decay."
+
+
 def test_a_run_whose_text_is_gone_or_long_says_why_it_cannot_be_trained(tmp_path, monkeypatch):
     text = tmp_path / "text.txt"
     text.write_text("a fox and a crow\n" * 40)

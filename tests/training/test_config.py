@@ -77,7 +77,7 @@ def test_every_key_has_a_comment_and_a_rule():
 
 def test_config_shows_one_key_or_one_table_or_json(minigen):
     assert minigen("config", "optimizer.decay").out == (
-        "[optimizer]\n# How the learning rate falls from there to the last step.\n"
+        "[optimizer]\n# How the learning rate falls from its peak to the last step.\n"
         'decay = "cosine" # "constant", "linear" or "cosine"\n'
     )
     assert minigen("config", "run").out.startswith("[run]\n# Names the streams")

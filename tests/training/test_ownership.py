@@ -117,7 +117,7 @@ def test_a_folder_is_made_with_those_above_it_or_taken_where_it_is_empty() -> No
             RunFolder.create(path, run)
         assert str(caught.value) == (
             f"{path} is not a new or empty folder: name another with --out, or go on with minigen "
-            "train --resume"
+            f"train --resume --out {path}"
         )
 
 
