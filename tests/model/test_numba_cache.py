@@ -1,7 +1,9 @@
 """Numba's cache on disk saves time, and can do no harm."""
 
+import gc
 import importlib.util
 import os
+import sys
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,15 +26,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     numba.config.reload_config()
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "cache"))
     (tmp_path / "loop.py").write_text("def double(x):\n    return x + x\n")
+    monkeypatch.setitem(sys.modules, "loop", None)  # and out again at the end
     return tmp_path / "cache"
 
 
 def compiled(folder: Path) -> Any:
     """Return the function of loop.py as a new process would have it, after a call."""
+    gc.collect()  # of what was compiled before: numba would find it in memory
     spec = importlib.util.spec_from_file_location("loop", folder.parent / "loop.py")
     assert spec
     assert spec.loader
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules["loop"] = importlib.util.module_from_spec(spec)  # numba looks for it there
     spec.loader.exec_module(module)
     function = numba.njit(module.double)
     numba_cache.enable(function)
