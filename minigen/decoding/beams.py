@@ -15,7 +15,7 @@ def length_power(n: int, length_penalty: float) -> float:
     n = max(1, n)  # of a text that died at once
     if length_penalty == 1:
         return float(n)
-    return max(float(exp(length_penalty * log(float(n)))), 2.0**-1022)
+    return max(float(exp(length_penalty * float(log(float(n))))), 2.0**-1022)
 
 
 def best_first(scores: Floats, count: int) -> Integers:

@@ -63,7 +63,7 @@ def decide(
     z = model.logits(padded_contexts([history], model.context_length))[0]  # (V,)
     p = policy.probabilities(z, history, prompt_length=len(history))  # (V,)
     best = replace(policy, temperature=0.0)
-    is_plain = policy == Policy()
+    is_plain = not policy.changes(z[None], policy.history([history], len(z)))
     # Weights of 0 have a finite log-probability in the model, but none behind a filter.
     nats = 0.0 - (head.log_softmax(z) if is_plain else log(p))
     ranking = np.argsort(-p, kind="stable")[:top].tolist()

@@ -269,8 +269,9 @@ class Policy:
     def __post_init__(self) -> None:
         for name, option in OPTIONS.items():
             value = getattr(self, name)
-            value = option.default if value is None else option.kind.check(name, value)
-            object.__setattr__(self, name, value)  # None is off, which every default is
+            # None is off, which every default is: a table of its own, for whoever writes into it.
+            value = copy(option.default) if value is None else option.kind.check(name, value)
+            object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
         given = ", ".join(f"{name}={value!r}" for name, value in self.changed.items())
@@ -352,13 +353,24 @@ class Policy:
             one_hot = np.zeros(z.shape)
             one_hot[np.arange(len(z)), _best(z)] = 1.0
             return one_hot
-        gap = head.gaps(z)
+        return self._filter(head.gaps(z))[-1]
+
+    def _filter(self, gap: Floats) -> tuple[Floats, Floats, Floats]:
+        """Return gaps after the filters on gaps, their weights, and what is left of those."""
         for _, value, option in self._steps["gaps"]:
             gap = option.function(gap, value)
-        w = filters.weights(gap)
+        w = whole = filters.weights(gap)
         for _, value, option in self._steps["weights"]:
             w = option.function(w, gap, value)
-        return w
+        return gap, whole, w
+
+    def changes(self, logits: Floats, history: History) -> bool:
+        """Whether these logits (R, V) lose a token, or a token gets another chance."""
+        z, _ = self.adjust(logits, history)
+        if self.greedy:
+            return True
+        gap, whole, w = self._filter(head.gaps(z))
+        return not (np.array_equal(gap, head.gaps(logits)) and np.array_equal(w, whole))
 
     def pick(self, z: Floats, words: Callable[[], Words]) -> Integers:
         """Choose one token a row: adjusted logits (R, V) and, unless greedy, words (R,) → ids (R,).
@@ -413,6 +425,8 @@ class Policy:
         z = np.asarray(logits, dtype=np.float64)
         if z.ndim not in (1, 2):
             raise OptionError(f"logits must be (V,) or (R, V) (got shape {z.shape})")
+        if not z.size:
+            head.gaps(z)  # raises where there is no token
         rows, V = np.atleast_2d(z), z.shape[-1]
         self.check_ids(V)
         require_tokens(np.asarray(history), V)

@@ -52,6 +52,8 @@ class Stream:
     @checked
     def __init__(self, seed: int, name: str, position: int = 0):
         self.seed, self.name = int(seed), name
+        if self.seed < 0:
+            raise OptionError(f"seed must be a whole number of at least 0 (got {shown(seed)})")
         try:
             text = f"minigen:{self.seed}:{name}".encode()
         except ValueError:  # Python writes no more digits, and no lone surrogate

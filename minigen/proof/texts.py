@@ -21,6 +21,8 @@ from minigen.exact.streams import Stream
 
 _KEYS = ("prompt", "text", "token_ids", "log_probabilities", "finish_reason", "seed", "sample",
          "model", "policy", "max_new_tokens", "stop")  # fmt: skip
+_KEYS_OF_A_DRAFT = ("draft", "num_draft_tokens", "acceptance_rate")
+_KEYS_OF_BEAMS = ("num_beams", "length_penalty")
 _LONGEST = 300  # characters of a reason, which may hold what anybody wrote
 
 
@@ -98,17 +100,18 @@ def _pieces(claim: dict[str, Any], model: Generator, draft: Generator | None) ->
     task, prompt = _task(claim, model), claim["prompt"]
     if not isinstance(prompt, str):
         raise TypeError("its prompt must be a string")
+    seed, sample = claim["seed"], claim["sample"]
+    draws = not (task.policy.greedy or "num_beams" in claim)
+    if draws and not (type(seed) is int and type(sample) is int and sample >= 0):
+        raise TypeError("its seed and sample must be whole numbers")
+    if not draws and (seed, sample) != (None, 0):
+        raise TypeError("where nothing is drawn its seed must be null, its sample 0")
     if "num_beams" in claim:
         best, *_ = beam_search(
             task, prompt, num_beams=claim["num_beams"], length_penalty=claim["length_penalty"]
         )
         return iter([Piece(0, None, best.text, best)])
-    seed, sample = claim["seed"], claim["sample"]
-    is_greedy = task.policy.greedy
-    if not is_greedy and not (type(seed) is int and type(sample) is int and sample >= 0):
-        raise TypeError("its seed and sample must be whole numbers")
-    seed = 0 if is_greedy else seed  # no word of a stream is drawn then
-    name = stream_name(sample)
+    seed, name = seed or 0, stream_name(sample)  # of a stream from which greedy draws no word
     if draft and "draft" in claim:
         pair = Stream(seed, f"{name}/draft"), Stream(seed, f"{name}/accept")
         return speculate(
@@ -155,6 +158,10 @@ def _compare_figures(claim: dict[str, Any], log_p: list[float], figures: dict[st
         if claim.get(key) != now:
             reason = f"its {key} is {claim.get(key)!r}, written again {now!r}"
             return Verdict(False, reason, tokens=len(log_p))
+    own = _KEYS_OF_BEAMS if "num_beams" in claim else _KEYS_OF_A_DRAFT if "draft" in claim else ()
+    for key in sorted(claim.keys() - {*_KEYS, *own}):
+        reason = f"its {key} is {claim[key]!r}, written again there is none"
+        return Verdict(False, reason, tokens=len(log_p))
     return Verdict(True, tokens=len(log_p))
 
 

@@ -294,7 +294,8 @@ class Reader:
                     body = text.rstrip(" \t\r\n")
                 held = text[len(body) :]
                 if len(held) > BLOCK:  # however long it becomes, it means no more than this
-                    held = _BLANK_LINES.sub("\n\n", held)
+                    cut = max(len(held.rstrip("\r")), len(held) - 2)  # CRs that may belong to an LF
+                    held = _BLANK_LINES.sub("\n\n", held[:cut]) + held[cut:]
                 yield marked(body)
                 done += len(block)
                 self.report("reading", done, self.size)

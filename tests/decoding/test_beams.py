@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from sys import float_info
 
 import numpy as np
 import pytest
@@ -257,7 +258,8 @@ def test_powers_of_a_length_are_exact_at_zero_and_one():
     assert [length_power(n, 1.0) for n in lengths] == [*lengths]
     assert length_power(7, 0.6) == pytest.approx(7**0.6, rel=1e-13)
     assert [length_power(0, penalty) for penalty in (-2.0, 0.5, 1.0)] == [1.0] * 3
-    assert length_power(2, -1e300) == 2.0**-1022  # the smallest that a score may be divided by
+    for penalty in (-1e300, -float_info.max):  # the smallest that a score may be divided by
+        assert length_power(10**6, penalty) == 2.0**-1022
 
 
 SCORES = [-np.inf, 0.0, -1.0, 2.5, np.inf]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from minigen.decoding.candidates import decide
-from minigen.decoding.policy import Policy
+from minigen.decoding.policy import OPTIONS, Policy
 from minigen.model import head
 from minigen.text.tokenizer import END_OF_TEXT, ByteTokenizer
 
@@ -49,6 +49,26 @@ def test_without_filters_a_token_of_weight_0_is_shown_with_its_log_probability()
     assert (last.token_id, last.probability) == (ord("x"), 0.0)
     expected = -head.log_softmax(Falling.z)[ord("x")]
     assert last.negative_log_likelihood == expected == pytest.approx(62.9, abs=0.1)
+
+
+OFF = {
+    **{"logit_bias": {}, "repetition_penalty": 1.0, "frequency_penalty": 0.0},
+    **{"presence_penalty": 0.0, "no_repeat_ngram_size": 0, "suppress_tokens": (), "top_k": 10**6},
+    **{"min_new_tokens": 0, "temperature": 1.0, "top_n_sigma": 1e300, "top_p": 1.0, "min_p": 0.0},
+    **{"typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0},
+}
+
+
+@pytest.mark.parametrize("options", [{name: OFF[name]} for name in OPTIONS] + [{"top_k": 0}])
+def test_an_option_that_changes_nothing_changes_no_decision(options):
+    found = decide(Falling(), TOKENIZER, "a prompt", Policy(**options), top=257)
+    assert found == decide(Falling(), TOKENIZER, "a prompt", top=257)
+
+
+@pytest.mark.parametrize("options", [{"suppress_tokens": [*b"x"]}, {"top_k": 256}])
+def test_a_token_that_is_taken_away_is_not_shown_however_unlikely_it_was(options):
+    found = decide(Falling(), TOKENIZER, "", Policy(**options), top=257)
+    assert len(found.candidates) == 256
 
 
 def test_greedy_takes_what_the_rules_leave_whatever_the_filters():

@@ -292,6 +292,10 @@ MISTAKES: dict[str, tuple[Callable[[Generator], object], str]] = {
         "a list of str or bytes (got ['a', 5])",
     ),
     "a seed that is a fraction": (lambda model: model.generate("a", seed=0.5), "(got 0.5)"),  # type: ignore[call-overload]
+    "a seed below 0": (
+        lambda model: model.stream("a", seed=-1, temperature=0),
+        "seed must be a whole number of at least 0 (got -1)",
+    ),
     "a seed in words": (lambda model: model.generate("a", seed="one"), "(got 'one')"),  # type: ignore[call-overload]
     "no sample": (lambda model: model.generate("a", num_samples=0), "num_samples must be"),
     "a draft that is a path": (

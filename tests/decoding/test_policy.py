@@ -1,6 +1,7 @@
 """A policy turns logits into the distribution of the references, and draws from it exactly."""
 
 import json
+import re
 from fractions import Fraction
 from pathlib import Path
 from sys import float_info
@@ -413,6 +414,20 @@ def test_a_choice_is_made_of_one_row_of_logits():
     for shape in ((), (1, 1, 2)):
         with pytest.raises(OptionError, match=r"^logits must be \(V,\) or \(R, V\) \(got shape"):
             Policy().probabilities(np.zeros(shape))
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0)])
+def test_logits_without_a_token_are_said_to_be_none(shape):
+    with pytest.raises(
+        MinigenError, match=rf"at least one number \(got shape {re.escape(str(shape))}"
+    ):
+        Policy().probabilities(np.zeros(shape))
+
+
+def test_what_is_written_into_one_policy_stays_in_it():
+    for options in ({}, {"logit_bias": None}, {"logit_bias": {}}):
+        Policy(**options).logit_bias[7] = 9.0  # type: ignore[index]
+    assert [Policy().logit_bias, Policy(logit_bias=None).logit_bias] == [{}, {}]
 
 
 @pytest.mark.parametrize(

@@ -170,8 +170,14 @@ def test_a_position_that_no_word_has_is_refused(position):
         stream.word()
 
 
-def test_seeds_may_be_any_integer():
-    for seed in (-1, 0, 2**64, 2**200):
+@pytest.mark.parametrize("seed", [-1, -(10**5000), np.int64(-7)], ids=["-1", "long", "numpy"])
+def test_a_seed_below_0_names_no_stream(seed):
+    with pytest.raises(OptionError, match=r"^seed must be a whole number of at least 0 \(got "):
+        Stream(seed, "x")
+
+
+def test_seeds_may_be_any_integer_from_0_on():
+    for seed in (0, 2**64, 2**200):
         assert Stream(seed, "x").word() == word_by_definition(seed, "x", 0)
     assert Stream(np.int64(7), "x").word() == Stream(7, "x").word()  # type: ignore[arg-type]
 

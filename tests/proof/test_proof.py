@@ -345,6 +345,26 @@ def test_where_there_is_one_kernel_nothing_was_tested():
     assert proven([claim])
 
 
+@pytest.mark.parametrize(
+    "setting", [{"optimizer.gradient_clip": 1e-300}, {"optimizer.learning_rate": 5e-324}]
+)
+def test_where_no_batch_moves_the_weights_no_order_of_sums_was_tested(laboratory, setting):
+    assert not laboratory().blindness()
+    blindness = laboratory(setting).blindness()
+    alike = outcomes(("a", "x", "Haswell"), ("a", "x", "Prescott"))
+    of_workers = trained(("a", [], "x"), ("a", [], "x"))
+    for claim in (
+        judge(("a", []), alike, blindness),
+        workers.judge(("a", []), of_workers, "steps", blindness),
+    ):
+        assert (claim.holds, claim.evidence) == (
+            None,
+            "not tested here: other batches give the same weights, too",
+        )
+    caught = outcomes(("a", "x", "Haswell"), ("a", "y", "Prescott"))
+    assert judge(("a", []), caught, blindness).holds
+
+
 def test_a_failed_process_fails_the_claim_and_code_the_processor_lacks_is_left_out():
     outcome = {"a": Outcome("f", "x", "k"), "b": Outcome(failure="MemoryError")}
     assert failed(judge(("f", []), outcome), "b: MemoryError")

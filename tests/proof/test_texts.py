@@ -144,6 +144,36 @@ def test_any_change_is_caught_where_it_is(generate, verify, change, first_token)
     assert "2 of 3 texts are" in said
 
 
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"acceptance_rate": 0.5},
+        {"acceptance_rate": None},
+        {"length_penalty": 1.0},
+        {"mood": "x" * 999},
+    ],
+    ids=lambda extra: str(extra)[:30],
+)
+def test_a_key_that_the_text_written_again_lacks_is_told(generate, verify, models, extra):
+    lines = generate("Once", *SHORT) + generate("Once", "--greedy", *SHORT)
+    if extra.keys() != {"length_penalty"}:
+        lines += generate("Once", "--num-beams", "2", *SHORT)
+    for line in lines:
+        status, verdicts, said = verify([{**line, **extra}])
+        assert (status, verdicts) == (1, [{"line": 1, "holds": False, "first_token": None}])
+        assert f"its {next(iter(extra))} is " in said
+    [drafted] = generate("Once", "--draft", models[1], *SHORT)
+    status, verdicts, _ = verify([{**drafted, "mood": 1}])
+    assert (status, verdicts[0]["holds"]) == (1, False)
+
+
+@pytest.mark.parametrize("way", [["--greedy"], ["--num-beams", "2"]], ids=["greedy", "beams"])
+def test_a_seed_and_a_sample_of_a_text_that_draws_nothing_are_told(generate, verify, way):
+    [line] = generate("Once", *way, *SHORT)
+    for change in ({"seed": 0}, {"seed": 7}, {"sample": 1}):
+        assert verify([{**line, **change}])[1][0]["holds"] is False
+
+
 def test_the_text_of_another_model_is_named(generate, verify, models, capsys):
     assert command(["generate", models[1], "Once", *SHORT, "--json"]) == 0
     _, verdicts, said = verify(capsys.readouterr().out.splitlines())

@@ -129,14 +129,18 @@ def plain_documents(text, mode):
     return groups
 
 
-@settings(max_examples=150)
-@given(st.lists(st.sampled_from([b"a", b"b c", b"\n", b"\r\n", b"\r", b" ", b"\t"]), max_size=20))
-def test_documents_are_those_of_their_definition_however_they_are_read(pieces):
+@settings(max_examples=300)
+@given(
+    st.lists(st.sampled_from([b"a", b"b c", b"\n", b"\r\n", b"\r", b" ", b"\t"]), max_size=20),
+    st.integers(1, 7),
+)
+@example([b" ", b"\r", b"\r\n", b"a"], 1)  # where one line end is cut, it stays one
+def test_documents_are_those_of_their_definition_however_they_are_read(pieces, size):
     data = b"x" + b"".join(pieces)
     for mode in ("line", "paragraph"):
         assert documents(data, mode) == plain_documents(data, mode)
         with pytest.MonkeyPatch.context() as patch:
-            set_block(patch, 3)
+            set_block(patch, size)
             assert documents(data, mode) == plain_documents(data, mode)
 
 
