@@ -68,7 +68,7 @@ class Side:
     def __init__(self, path: str | Path):
         self.path = checkpoint.locate(path)
         self.latest = checkpoint.load(self.path)
-        self.config = Config.from_dict(self.latest.config, source=str(self.path))
+        self.config = Config.from_dict(self.latest.config, source=str(self.path), is_saved=True)
         doubt(self.path, self.latest)
         folder = self.path.parent
         beside = checkpoint.by_step(folder) if (folder / CONFIG).is_file() else {}

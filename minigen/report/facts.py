@@ -48,7 +48,7 @@ def gather(path: Path) -> Facts:
     """Read a run folder, or a checkpoint alone. Raises MinigenError where a file is damaged."""
     file = checkpoint.locate(path)
     saved = checkpoint.load(file, moments=False)
-    config = Config.from_dict(saved.config, source=str(file))
+    config = Config.from_dict(saved.config, source=str(file), is_saved=True)
     tokenizer = ByteTokenizer.from_state(saved.tokenizer)
     folder = path if path.is_dir() else None
     metrics, samples = (_checked(folder / log) if folder else [] for log in (METRICS, SAMPLES))

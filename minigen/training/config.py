@@ -81,35 +81,42 @@ class Config(Tables):
                 f"{path} is empty: put back into it the config that the run had (minigen info "
                 f"{shlex.quote(str(folder))} lists it), or train anew with --out"
             )
-        return cls.from_dict(tables, str(path), overrides)
+        return cls.from_dict(tables, str(path), overrides, is_saved=True)
 
     @classmethod
     @checked
     def from_dict(
-        cls, tables: Values, source: str = "config", overrides: Mapping[str, object] | None = None
+        cls,
+        tables: Values,
+        source: str = "config",
+        overrides: Mapping[str, object] | None = None,
+        *,
+        is_saved: bool = False,
     ) -> Self:
         """Check a whole config, as a checkpoint holds it; ``source`` opens the error message.
 
-        A key that it lacks, since it was saved before the key existed, means what was before.
+        A key that it lacks, since it was saved before the key existed, means what was before. One
+        that ``is_saved`` with a run may break what became a rule for those who train later on.
         Raises OptionError where the overrides alone are at fault, else MinigenError.
         """
         changed = _laid_over(tables, overrides or {})
+        is_known = is_saved and not _laid_over({}, overrides or {}).keys() & {"training", "model"}
         try:
-            return cls.model_validate(changed)
+            return cls.model_validate(changed, context=is_known)
         except ValidationError as error:
             faults = error.errors()
             told = list(dict.fromkeys(_sentence(fault, changed) for fault in faults[:_MOST_FAULTS]))
             more = len(faults) - _MOST_FAULTS
             text = "; ".join([*told, f"and {more} more"] if more > 0 else told)
         with suppress(ValidationError):
-            if overrides and cls.model_validate(tables):
+            if overrides and cls.model_validate(tables, context=is_saved):
                 raise OptionError(text)
         raise MinigenError(f"{source}: {text}")
 
     @checked
     def override(self, overrides: Mapping[str, object]) -> Self:
         """Return a config with some dotted keys changed, checked like any other."""
-        return self.from_dict(self.model_dump(), overrides=overrides)
+        return self.from_dict(self.model_dump(), overrides=overrides, is_saved=True)
 
     def portable(self) -> Values:
         """Return the config as JSON-able tables without a path: what a checkpoint holds.

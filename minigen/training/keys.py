@@ -286,8 +286,9 @@ class Tables(_Table):
     checkpoint: CheckpointTable = _SAVED
 
     @model_validator(mode="after")
-    def _tables_agree(self) -> Self:
-        gradient_bits(self.training.batch_size, self.model.context_length)
+    def _tables_agree(self, info: ValidationInfo) -> Self:
+        if not info.context:  # one of format 1, which was under no such rule, is used as it is
+            gradient_bits(self.training.batch_size, self.model.context_length)
         try:
             self.sampling.policy.check_ids(self.tokenizer.vocab_size)
         except MinigenError as error:

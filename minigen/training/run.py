@@ -449,7 +449,7 @@ class Run:
         def found() -> tuple[Path, checkpoint.Checkpoint, Config, Config]:
             file = checkpoint.locate(path)
             saved = checkpoint.load(file)
-            as_saved = Config.from_dict(saved.config, source=str(file))
+            as_saved = Config.from_dict(saved.config, source=str(file), is_saved=True)
             is_given = config is not None or text is not None
             return file, saved, as_saved, as_saved if is_given else located(as_saved, file)
 

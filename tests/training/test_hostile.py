@@ -153,6 +153,28 @@ def test_the_cure_passes_over_what_is_damaged_too_or_too_old(
     assert f"{at(folder, 4)} is of format 1, whose gradient" in refused(minigen(*resume))
 
 
+def test_a_run_of_format_1_is_used_though_its_steps_break_what_became_a_rule(
+    tmp_path: Path, minigen: Command
+) -> None:
+    folder = tmp_path / "run"
+    longer = ["--set", "model.context_length=32", "--set", "model.embedding_dim=1"]
+    assert minigen("train", *TINY_SETTINGS, *longer, "--out", str(folder)).status == 0
+    for file in checkpoint.by_step(folder).values():
+        saved = checkpoint.load(file)
+        saved.config["training"]["batch_size"] = 2**21
+        saved.streams["optimizer"] = saved.step * 2**21
+        checkpoint.save(file, replace(saved, format=1))
+    text = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(text.replace("batch_size = 16", f"batch_size = {2**21}"))
+    for command in ("info", "generate", "score", "next", "evaluate", "report"):
+        words = ["once"] if command == "score" else []
+        assert minigen(command, str(folder), *words).status == 0, command
+    assert minigen("diff", str(folder), str(at(folder, 6))).status == 0
+    for command in (["verify", str(folder)], ["train", "--resume", "--out", str(folder)]):
+        assert "is of format 1, whose gradient" in refused(minigen(*command))
+    assert minigen("train", *longer, "--set", f"training.batch_size={2**21}").status == 2
+
+
 @pytest.mark.parametrize(
     "command", ["generate", "info", "report", "verify", "train --resume --out"]
 )
