@@ -13,6 +13,8 @@ from minigen.model.parallel import cores, use_threads
 from minigen.signals import heard_by, let_pass
 from minigen.training.workers import Workers
 
+_AGAIN = 0.2  # seconds until a process that goes on is asked to end once more
+
 
 def helpers(workers: Workers) -> int:
     """How many tasks of a pool can run beside this process: a worker each, or a core each."""
@@ -47,9 +49,17 @@ def pool(workers: Workers, tasks: int, *, joins: bool = False) -> Iterator[Execu
         try:
             yield executor
         finally:
-            for process in set(active_children()).difference(others):
-                process.terminate()
-            use_threads(len(cores()))
+            try:
+                # Again and again: one that ends its task first may wait for a lock of the queue
+                # that another, which had no task, died with.
+                while ours := set(active_children()).difference(others):
+                    for process in ours:
+                        process.terminate()
+                    wait([process.sentinel for process in ours], _AGAIN)
+            finally:  # a second Ctrl-C does not wait
+                for process in set(active_children()).difference(others):
+                    process.kill()
+                use_threads(len(cores()))
 
 
 def _start_helper(threads: int) -> None:

@@ -60,7 +60,7 @@ def here(monkeypatch):
     """Spare a test that is not about processes the time that they take to start."""
 
     @contextmanager
-    def here(_workers, _tasks):
+    def here(_workers, _tasks, **_):
         yield Here()
 
     monkeypatch.setattr(pool, "pool", here)
@@ -480,7 +480,7 @@ def test_the_bar_begins_at_no_step_of_runs_that_have_not_begun(minigen: Command,
     polls: list[Path] = []
     monkeypatch.setattr(command, "_GLANCE", 0.01)
     monkeypatch.setattr(module, "last_metrics", polled)
-    monkeypatch.setattr(pool, "pool", lambda *_: nullcontext(Waiting()))
+    monkeypatch.setattr(pool, "pool", lambda *_, **__: nullcontext(Waiting()))
     settings = [*TINY_SETTINGS, *RATES]
     with monkeypatch.context() as patch:
         patch.setattr(command, "_print", lambda rows: None)
@@ -585,30 +585,35 @@ def test_a_sweep_killed_while_it_is_made_is_all_there_or_not_at_all(tmp_path, mo
 
 
 @pytest.mark.parametrize(
-    "interruption",
+    ("cores", "interruption"),
     [
-        "os.kill(os.getppid(), signal.SIGTERM)",
-        "os.killpg(os.getpgid(os.getppid()), signal.SIGINT)",  # what Ctrl-C does in a terminal
+        (1, "os.kill(os.getppid(), signal.SIGTERM)"),
+        (1, "os.killpg(os.getpgid(os.getppid()), signal.SIGINT)"),  # what Ctrl-C does in a terminal
+        (2, "os.kill(os.getppid(), signal.SIGHUP)"),  # with a helper that has no run any more
     ],
 )
-def test_an_interruption_saves_every_run_once_and_says_how_to_go_on(tmp_path, interruption):
+def test_an_interruption_saves_every_run_once_and_says_how_to_go_on(tmp_path, cores, interruption):
     code = (
         "import os, signal, time\n"
         "from minigen.cli import run\n"
+        "from minigen.training import pool\n"
         "from minigen.training.folder import RunFolder\n"
-        "steps = RunFolder.steps\n"
+        f"steps, pool.cores = RunFolder.steps, lambda: range({cores})\n"
         "def interrupted(folder):\n"
         "    for record in steps(folder):\n"
-        f"        if record.step == 3: {interruption}\n"
-        "        workers = folder.run.workers\n"
-        "        while record.step == 3 and not workers.asked_to_stop: time.sleep(0.01)\n"
+        f"        if record.step == 3 and folder.path.name == 'seed={cores - 1}':\n"
+        f"            while len([*folder.path.parent.glob('*/*6.safetensors')]) < {cores - 1}:\n"
+        "                time.sleep(0.01)\n"
+        "            time.sleep(0.3)  # until the other one waits for a run\n"
+        f"            {interruption}\n"
+        "            while not folder.run.workers.asked_to_stop: time.sleep(0.01)\n"
         "        yield record\n"
         "RunFolder.steps = interrupted\n"
-        "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"  # so one run at a time
         "if __name__ == '__main__': raise SystemExit(run())\n"
     )
     (tmp_path / "job.py").write_text(code)
-    arguments = ["sweep", "fables", *TINY_SETTINGS, "--seeds", "0:3", "--out", "out"]
+    seeds = f"0:{4 - cores}"
+    arguments = ["sweep", "fables", *TINY_SETTINGS, "--seeds", seeds, "--out", "out"]
     done = subprocess.run(
         [sys.executable, "job.py", *arguments],
         start_new_session=True,
@@ -620,9 +625,10 @@ def test_an_interruption_saves_every_run_once_and_says_how_to_go_on(tmp_path, in
     )
     assert done.stderr.endswith("interrupted; to go on: minigen sweep --resume --out out\n")
     assert done.returncode == 130
-    saved = {path.name for path in (tmp_path / "out/seed=0").glob("step-*")}
+    saved = {path.name for path in (tmp_path / f"out/seed={cores - 1}").glob("step-*")}
     assert saved == {"step-000000.safetensors", "step-000003.safetensors"}
-    assert not list((tmp_path / "out").glob("seed=[12]/step-*"))  # no other run was begun
+    others = {path.parent.name for path in (tmp_path / "out").glob("*/step-*")}
+    assert others == {f"seed={seed}" for seed in range(cores)}  # no other run was begun
 
 
 # ---- The table

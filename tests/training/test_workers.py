@@ -154,6 +154,29 @@ def test_a_pool_that_is_interrupted_ends_its_processes_and_does_not_wait_for_the
     assert not active_children()
 
 
+def test_a_second_interruption_does_not_wait_for_what_a_process_still_saves(tmp_path, monkeypatch):
+    saving = (
+        "import pathlib, time, minigen.signals as signals\n"
+        "with signals.heard_by(signals.let_pass):\n"
+        f"    pathlib.Path({str(tmp_path / 'saves')!r}).touch(); time.sleep({PATIENCE})"
+    )
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    def interrupted():
+        with pool(Workers(), 1) as executor:
+            tasks.append(executor.submit(exec, saving))
+            while not (tmp_path / "saves").exists():
+                time.sleep(0.01)
+
+    tasks = []
+    monkeypatch.setattr("minigen.training.pool.wait", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert isinstance(tasks[0].exception(), BrokenProcessPool)
+
+
 def test_a_blas_that_was_loaded_later_is_held_at_the_same_number_of_threads():
     code = (
         "from minigen.model.parallel import resources; resources()\n"
