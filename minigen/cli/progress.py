@@ -5,7 +5,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from threading import Event, Thread
+from threading import Event, RLock, Thread
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _LONG = 4 << 20  # bytes of a text that take a second or more
 _TICK = 1.0  # seconds
+_LOCK = RLock()  # tqdm's own is one between processes: a helper that is ended would leave it behind
 
 progress_option = click.option(
     "--progress/--no-progress",
@@ -40,6 +41,7 @@ def note(message: str) -> None:
     """Say something on stderr, above a progress bar if one is there."""
     from tqdm import tqdm
 
+    tqdm.set_lock(_LOCK)
     text = visible(message) if sys.stderr.isatty() else message
     tqdm.write(f"{text}\n", file=sys.stderr, end="")  # in one piece, whoever else writes there
 
@@ -77,6 +79,7 @@ def bar(progress: bool | None, begins: str, **settings: Any) -> "Iterator[tqdm[A
     """
     from tqdm import tqdm
 
+    tqdm.set_lock(_LOCK)
     shows = sys.stderr.isatty() if progress is None else progress
     if begins and not shows:
         note(begins)

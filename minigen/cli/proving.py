@@ -14,7 +14,7 @@ import click
 
 import minigen
 from minigen.cli import cli, options
-from minigen.cli.progress import bar, note, progress_option, reading_progress
+from minigen.cli.progress import bar, note, notes_of_libraries, progress_option, reading_progress
 from minigen.cli.training import one_voice
 from minigen.errors import MinigenError
 
@@ -271,7 +271,9 @@ def _check_all(
     executor: Any
     with (
         bar(progress, "", total=total, unit="step") as shown,
-        pool(workers, len(segments), joins=True) if most else nullcontext() as executor,
+        nullcontext()
+        if not most
+        else pool(workers, len(segments), joins=True, within=notes_of_libraries) as executor,
     ):
         if workers.rank > 0:
             return []

@@ -15,7 +15,7 @@ import minigen
 from minigen import files
 from minigen.cli import cli
 from minigen.cli.options import config_options, out_option, overrides
-from minigen.cli.progress import bar, note, progress_option
+from minigen.cli.progress import bar, note, notes_of_libraries, progress_option
 from minigen.cli.training import deferred_interrupts, one_voice
 from minigen.errors import MinigenError, OptionError
 
@@ -108,7 +108,7 @@ def _train_all(
     failures: dict[Path, MinigenError] = {}
     steps = reduce(add, (config.training.steps for config in todo.values()))
     with (
-        pool(workers, len(todo)) as executor,
+        pool(workers, len(todo), within=notes_of_libraries) as executor,
         bar(progress, "", total=steps, unit="step") as shown,
     ):
         futures = {executor.submit(_train, folder): folder for folder in todo} if executor else {}

@@ -2,9 +2,9 @@
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from multiprocessing import active_children, get_context, parent_process
 from multiprocessing.connection import wait
 from typing import Any
@@ -14,6 +14,7 @@ from minigen.signals import heard_by, let_pass
 from minigen.training.workers import Workers
 
 _AGAIN = 0.2  # seconds until a process that goes on is asked to end once more
+_life = ExitStack()  # of a process of the pool
 
 
 def helpers(workers: Workers) -> int:
@@ -22,12 +23,18 @@ def helpers(workers: Workers) -> int:
 
 
 @contextmanager
-def pool(workers: Workers, tasks: int, *, joins: bool = False) -> Iterator[Executor | None]:
+def pool(
+    workers: Workers,
+    tasks: int,
+    *,
+    joins: bool = False,
+    within: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> Iterator[Executor | None]:
     """Give what runs so many tasks: the other workers, or else a process a core.
 
     ``joins``: the caller runs some of them meanwhile, on a core of its own, with its share of the
     threads. An interruption is passed on to the processes; workers have it from mpiexec. A worker
-    that is given None has done its share.
+    that is given None has done its share. Each process lives ``within`` such a context.
     """
     if workers.size > 1:
         from mpi4py.futures import MPICommExecutor
@@ -45,7 +52,7 @@ def pool(workers: Workers, tasks: int, *, joins: bool = False) -> Iterator[Execu
         use_threads(threads)
     others = active_children()  # of whoever called: they are not ours to end
     context = get_context("spawn")
-    with ProcessPoolExecutor(processes, context, _start_helper, (threads,)) as executor:
+    with ProcessPoolExecutor(processes, context, _start_helper, (threads, within)) as executor:
         try:
             yield executor
         finally:
@@ -62,12 +69,13 @@ def pool(workers: Workers, tasks: int, *, joins: bool = False) -> Iterator[Execu
                 use_threads(len(cores()))
 
 
-def _start_helper(threads: int) -> None:
+def _start_helper(threads: int, within: Callable[[], AbstractContextManager[object]]) -> None:
     """Prepare a process of the pool; apart from the terminal, whose Ctrl-C is passed on once."""
     if hasattr(os, "setpgrp"):
         os.setpgrp()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     use_threads(threads)
+    _life.enter_context(within())
 
 
 def _end_with_parent() -> None:

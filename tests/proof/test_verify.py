@@ -17,6 +17,7 @@ import pytest
 from minigen import Config, Run
 from minigen.cli import proving
 from minigen.cli import run as command
+from minigen.cli.progress import notes_of_libraries
 from minigen.errors import MinigenError
 from minigen.proof import verification
 from minigen.proof.workers import mpiexec
@@ -309,7 +310,8 @@ def test_processes_help_only_where_that_is_worth_it_and_there_are_cores(
     monkeypatch.setattr(
         pool, "pool", lambda *args, **options: asked.append((args[1:], options)) or whole(*args)
     )
-    for worth, cores, used in ((1 << 28, 1, []), (0, 0, []), (0, 1, [((2,), {"joins": True})])):
+    once = [((2,), {"joins": True, "within": notes_of_libraries})]
+    for worth, cores, used in ((1 << 28, 1, []), (0, 0, []), (0, 1, once)):
         monkeypatch.setattr(verification, "WORTH_PROCESSES", worth)
         monkeypatch.setattr(pool, "helpers", lambda _, count=cores: count)
         assert (verify(folder)[0], asked) == (0, used)

@@ -631,6 +631,22 @@ def test_an_interruption_saves_every_run_once_and_says_how_to_go_on(tmp_path, co
     assert others == {f"seed={seed}" for seed in range(cores)}  # no other run was begun
 
 
+def test_what_a_helper_warns_of_is_a_note_and_all_that_is_said(tmp_path):
+    (tmp_path / "text").write_bytes(b"\x1f\x8b\x08" + bytes(range(256)))
+    arguments = ["sweep", *TINY_SETTINGS, "--text", "text", "--seeds", "0:2", "--out", "out"]
+    done = subprocess.run(
+        [sys.executable, "-m", "minigen", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=PATIENCE,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
+    warning = f"Warning: {tmp_path}/text looks like gzip; its bytes are taken as they are"
+    said = {*done.stderr.splitlines()} - {"compiling the training loops, which takes some seconds"}
+    assert said == {"training seed=0", "training seed=1", warning}
+
+
 # ---- The table
 
 
