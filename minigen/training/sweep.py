@@ -108,8 +108,8 @@ def plan(config: Config, axes: Axes, seeds: Sequence[int]) -> dict[str, Config]:
     """
     for path in passing(config.corpus.text):
         raise OptionError(f"each run of a sweep reads its text, so it must be files (got {path})")
-    if SEED in axes:
-        raise OptionError(f"seeds are set with --seeds, as --seeds 0:5 (got values of {SEED})")
+    if named := [key for key in axes if key in (SEED, SEED.partition(".")[0])]:
+        raise OptionError(f"seeds are set with --seeds, as --seeds 0:5 (got values of {named[0]})")
     count = len(seeds) * prod(len(values) for values in axes.values())
     if count > MOST_RUNS:
         raise OptionError(f"a sweep may have at most {MOST_RUNS} runs (got {count})")
@@ -123,6 +123,11 @@ def plan(config: Config, axes: Axes, seeds: Sequence[int]) -> dict[str, Config]:
         for seed in seeds:
             name = _folder_name(",".join([*varied, f"seed={seed}"]))
             runs[name] = config.override({**changes, SEED: seed})
+    if len({one.model_dump_json() for one in runs.values()}) < len(runs):
+        raise OptionError(
+            "each run must have a config of its own: a key and its table may not both be set (got "
+            f"{', '.join(axes)})"
+        )
     return runs
 
 

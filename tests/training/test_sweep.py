@@ -164,6 +164,11 @@ def test_names_of_folders_are_short_distinct_and_hold_no_slash():
         (["--set", RATE], "a setting must be KEY=VALUE"),
         (["--set", f"{RATE}=1", "--set", f"{RATE}=2"], f"{RATE} must be set once"),
         (["--set", "run.seed=1,2"], "seeds are set with --seeds"),
+        (["--set", "run={seed=0}"], "as --seeds 0:5 (got values of run)"),
+        (
+            ["--set", "training={steps=1},{steps=2}", "--set", "training.steps=3"],
+            "a key and its table may not both be set (got training, training.steps)",
+        ),
         (["--text", "-"], "each run of a sweep reads its text"),
         (["--resume", "--seeds", "0:2"], "--resume takes all of it from the folder"),
     ],
