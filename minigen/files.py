@@ -121,7 +121,10 @@ class Ownership:
     """A folder is this process's to write to, as long as this object is kept.
 
     The lock is the system's, on the folder itself: it leaves no file, and dies with its process.
+    Who takes the folder again in that process has the same object.
     """
+
+    writer = 0  # the id of what may write there now
 
 
 _owned: "weakref.WeakValueDictionary[tuple[int, int], Ownership]" = weakref.WeakValueDictionary()

@@ -71,7 +71,7 @@ class RunFolder:
             run = Run.load(latest, config=config, workers=workers, **run_options)
             run.read_corpus()  # refuses another text before anything is cut off
         folder = cls(path, run)
-        folder._owned = owned
+        [folder._owned] = owned or [None]
         workers.from_first(lambda: folder._open(vouched))
         if latest is None:
             folder.save()
@@ -85,7 +85,12 @@ class RunFolder:
         self._open(None)
 
     def _open(self, vouched: dict[str, logs.State] | None) -> None:
-        """Write the config, and open the logs, cut to what is vouched for or else by steps."""
+        """Write the config, and open the logs, cut to what is vouched for or else by steps.
+
+        Whoever of this process wrote to the folder before may do so no more.
+        """
+        if self._owned:
+            self._owned.writer = id(self)
         files.write_atomically(self.path / CONFIG, self.run.config.to_toml().encode())
         with files.explained(f"cannot write to {self.path}"):
             files.sync(self.path.parent)  # the folder itself must be there after a power cut
@@ -103,7 +108,15 @@ class RunFolder:
         self.run.save(place, logs=self.run.workers.from_first(self._sync))
         self.latest = self._checkpoint()
 
+    def _require_own(self) -> None:
+        if self._owned and self._owned.writer != id(self):
+            raise MinigenError(
+                f"{self.path} was opened again in this process: go on with that RunFolder, which "
+                "alone writes to it now"
+            )
+
     def _sync(self) -> dict[str, logs.State]:
+        self._require_own()
         with files.explained(f"cannot write to {self.path}"):
             return {name: self._logs[name].sync() for name in logs.VOUCHED}
 
@@ -119,6 +132,7 @@ class RunFolder:
                     TIMING: {"step": record.step, "seconds": seconds},
                     SAMPLES: record.sample_line(),
                 }
+                self._require_own()
                 for name, log in self._logs.items():
                     if line := lines[name]:
                         log.append(line)

@@ -136,10 +136,21 @@ def test_a_folder_is_owned_as_long_as_it_is_kept_whichever_way_it_was_taken() ->
             assert (b"run is being written to by" in other.stderr) == is_kept
 
 
-def test_a_process_may_take_its_own_folder_again() -> None:
+def test_a_process_may_take_its_own_folder_again_and_only_the_last_to_do_so_writes_to_it() -> None:
     folder = RunFolder.create(Path("run"), Run(Config.load("fables", TINY)))
-    again = RunFolder.resume(Path("run"), folder.run.config)
-    assert again.run.step == folder.run.step == 0
+    config = folder.run.config
+    steps = folder.steps()
+    assert [next(steps).step, next(steps).step] == [1, 2]
+    with pytest.raises(MinigenError, match="learning_rate cannot change in a run that goes on"):
+        RunFolder.resume("run", config.override({"optimizer.learning_rate": 0.5}))
+    assert next(steps).step == 3  # nothing was taken
+    again = RunFolder.resume("run", config)
+    assert again.run.step == 0
+    assert [record.step for record in again.steps()] == [1, 2, 3, 4, 5, 6]
+    for write in (lambda: next(steps), folder.save):
+        with pytest.raises(MinigenError, match=r"^run was opened again in this process: go on"):
+            write()
+    assert [line["step"] for line in read_lines(Path("run/metrics.jsonl"))] == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_folder_stays_where_it_is_whatever_folder_the_process_works_in(tmp_path, monkeypatch):
