@@ -178,21 +178,24 @@ class Row:
         """Add a token; return the text that is now certain: at the end, all that was held back."""
         task = self._task
         self.token_ids.append(token)
-        data = task.token_bytes(token)
-        whole, certain, stop = self._held + data, len(data), None
+        data, held = task.token_bytes(token), b""
+        reason: FinishReason | None = None
         if task.stops:  # without, nothing is ever held back
             certain, stop = find_stop(task.stops, self._held, data)
-        reason: FinishReason | None = None
-        if stop is not None and len(self.token_ids) >= task.policy.min_new_tokens:
-            whole, certain, reason = whole[:stop], stop, "stop"
-        elif token == END_OF_TEXT:
-            reason = "end_of_text"
-        elif len(self.token_ids) == task.max_new_tokens:
-            reason = "length"
-        self.finish_reason, self._held = reason, whole[certain:]
-        text = self._decoder.decode(whole[:certain])
+            data = self._held + data
+            if stop is not None and len(self.token_ids) >= task.policy.min_new_tokens:
+                certain, reason, data = stop, "stop", data[:stop]
+            data, held = data[:certain], data[certain:]
+        if reason is None:
+            if token == END_OF_TEXT:
+                reason = "end_of_text"
+            elif len(self.token_ids) == task.max_new_tokens:
+                reason = "length"
+        self.finish_reason, self._held, decoder = reason, held, self._decoder
+        is_plain = data.isascii() and not decoder.buffer  # mostly: the decoder takes longer
+        text = data.decode() if is_plain else decoder.decode(data)
         if reason:
-            text += self._decoder.decode(self._held, final=True)
+            text += decoder.decode(held, final=True)
         self._texts.append(text)
         return text
 

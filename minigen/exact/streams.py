@@ -64,7 +64,8 @@ class Stream:
         digest = hashlib.sha256(text).digest()
         self._key = int.from_bytes(digest[:16], "little")
         self.position = position
-        self._ahead = position, self._from_here(0)  # refuses a position that no stream has
+        self._from_here(0)  # refuses a position that no stream has
+        self._ahead: tuple[int, list[int]] = position, []
 
     def __repr__(self) -> str:
         return f"Stream(seed={self.seed}, name={self.name!r}, position={self.position})"
@@ -94,9 +95,9 @@ class Stream:
         position, (first, ahead) = self.position, self._ahead
         if type(position) is not int or not 0 <= position - first < len(ahead):
             # A function of the position alone: it holds wherever the stream is moved to.
-            first, ahead = self._ahead = position, self._from_here(_AHEAD)
+            first, ahead = self._ahead = position, self._from_here(_AHEAD).tolist()
         self.position = position + 1
-        return int(ahead[position - first])
+        return ahead[position - first]
 
     @checked
     def integers(self, n: int, below: int) -> NDArray[np.int64]:
