@@ -46,11 +46,19 @@ _LINE_END = re.compile(rb"\r{0,2}\n|\r")
 # it fast.
 _BLANK_LINES = re.compile(r"(?>\r{0,2}\n|\r)(?=[ \t\r\n])(?:[ \t]*+(?>\r{0,2}\n|\r))++")
 
+
+def _mark_lines(text: str) -> str:
+    text = text.replace("\r", "\n")  # twice as fast as a regular expression
+    while "\n\n" in text:  # an empty line
+        text = text.replace("\n\n", "\n")
+    return text.replace("\n", _END)
+
+
 # What parts the documents at the edges of a file, and what puts one mark where it stands in a text.
 _BETWEEN: dict[str, tuple[str, Callable[[str], str]]] = {
     "file": (_END, lambda text: text.replace(_END + _END, _END)),  # an empty file
     "paragraph": ("\n\n", partial(_BLANK_LINES.sub, _END)),
-    "line": ("\n", partial(re.compile(r"[\r\n]+").sub, _END)),
+    "line": ("\n", _mark_lines),
 }
 
 _UNMEANT = re.compile(r"\.|[0-9a-f]{64}\.(tokens|merges)$")
