@@ -366,9 +366,9 @@ class Policy:
 
     def changes(self, logits: Floats, history: History) -> bool:
         """Whether these logits (R, V) lose a token, or a token gets another chance."""
-        z, _ = self.adjust(logits, history)
         if self.greedy:
             return True
+        z, _ = self.adjust(logits, history)
         gap, whole, w = self._filter(head.gaps(z))
         return not (np.array_equal(gap, head.gaps(logits)) and np.array_equal(w, whole))
 

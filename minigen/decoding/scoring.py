@@ -6,7 +6,6 @@ Sums of nats run over integers of 2⁻⁴⁸ nats, so that neither order nor blo
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
 from math import inf, ldexp
 
 import numpy as np
@@ -177,13 +176,15 @@ def baselines(tokens: Tokens, vocab_size: int) -> dict[str, float]:
 
     The counts are those of these very tokens.
     """
-    before, after, pairs = Counter[int](), Counter[int](), Counter[tuple[int, int]]()
-    ids: list[int] = []
+    before, after, pairs = Counter[int](), Counter[int](), Counter[int]()
+    ids = np.empty(0, np.int64)
     for block in tokens.blocks():
-        ids = ids[-1:] + block.tolist()
-        before.update(ids[:-1])
-        after.update(ids[1:])
-        pairs.update(pairwise(ids))
+        ids = np.concatenate([ids[-1:], block])
+        found, counts = np.unique(ids[:-1] * vocab_size + ids[1:], return_counts=True)
+        pairs.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
+    for pair, count in pairs.items():
+        before[pair // vocab_size] += count
+        after[pair % vocab_size] += count
     n = len(tokens)
     unigram = _count_log_count([n]) - _count_log_count(after.values())
     bigram = _count_log_count(before.values()) - _count_log_count(pairs.values())

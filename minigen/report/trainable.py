@@ -18,10 +18,8 @@ MOST_STATE_BYTES = 6_000_000
 """So much of checkpoints, with their moments, travels in the page to train on from."""
 
 _TWINS_OPTIMIZERS = ("adamw", "sgd")
-_TWINS_KEYS = {
-    *("name", "learning_rate", "betas", "momentum"),
-    *("weight_decay", "gradient_clip", "warmup_steps", "decay"),
-}
+_TWINS_KEYS = {"name", "learning_rate", "betas", "momentum", "weight_decay", "gradient_clip",
+               "warmup_steps", "decay"}  # fmt: skip
 _PLAIN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 _DEFAULT_SAMPLES = 6  # of a run that took none, for the mistake to have something to show
 
