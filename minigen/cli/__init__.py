@@ -20,10 +20,11 @@ from types import FrameType
 from typing import Any, NoReturn
 
 import click
+from click.exceptions import NoSuchCommand
 
 from minigen.cli.outlets import outlets
 from minigen.cli.progress import line, notes_of_libraries
-from minigen.errors import MinigenError, OptionError
+from minigen.errors import MinigenError, OptionError, listed
 from minigen.signals import STOP_SIGNALS, heard_by, let_pass
 
 _MOMENT = 0.05  # seconds
@@ -110,15 +111,30 @@ def _fail(message: object, status: int) -> int:
     return status
 
 
+def _cure(error: click.ClickException) -> str:
+    """Say what is most often meant by words that click cannot place."""
+    if isinstance(error, click.NoSuchOption) and not error.possibilities:
+        if error.ctx and any("--set" in param.opts for param in error.ctx.command.params):
+            return "a key of the config is given as --set KEY=VALUE"
+        return "a text that begins with - comes last, behind --"
+    if isinstance(error, NoSuchCommand):  # perhaps an option
+        option, known = f"--{error.command_name}", {"": cli, **cli.commands}
+        ways = [
+            " ".join(["minigen", *name.split(), option])
+            for name, command in known.items()
+            if error.ctx and any(option in param.opts for param in command.get_params(error.ctx))
+        ]
+        return f"there is {listed(ways[:2], 'or')}" if ways else ""
+    return "words that belong together stand in quotes" * ("unexpected extra" in error.message)
+
+
 def _tell(error: BaseException) -> int:
     """Say in one line what went wrong; return the exit status."""
     if isinstance(error, SystemExit) and isinstance(error.code, int):  # of click's completion
         return error.code
     if isinstance(error, click.ClickException):
-        cure = ""
-        if isinstance(error, click.NoSuchOption) and not error.possibilities:
-            cure = " (a text that begins with - comes last, behind --)"
-        return _fail(error.format_message() + cure, error.exit_code)
+        cure = f" ({cure})" if (cure := _cure(error)) else ""
+        return _fail(f"{error.format_message()}{cure}", error.exit_code)
     if isinstance(error, click.Abort | KeyboardInterrupt):
         return _fail("interrupted", 130)
     if isinstance(error, MinigenError):

@@ -77,7 +77,7 @@ def parse_logits(text: str) -> list[float]:
     return logits
 
 
-@cli.command()
+@cli.command(cls=options.Command)
 @click.option("--logits", required=True, metavar="LIST", help='As "0, ln2, ln3".')
 @click.option("--target", type=int, metavar="I", help="0-based index of the token that came.")
 @options.json_option

@@ -250,4 +250,4 @@ def _explained(pieces: "Iterator[Piece]") -> "Iterator[Piece]":
         why = piece.continuation and piece.continuation.explanation
         if why and why not in said:
             said.add(why)
-            note(f"a text ended early: {why}")
+            note(f"a text ended early: {options.as_typed(why)}")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
+from minigen.errors import MinigenError
 from minigen.files import explained
 from minigen.paths import expand
 
@@ -78,8 +80,8 @@ text_option = click.option(
     type=PATH,
     metavar="PATH",
     callback=_texts,
-    help="A text to read instead of the configured one: a file, a folder, or - for stdin. May be "
-    "repeated.",
+    help="Where the text is, if not where the config says: a file, a folder, or - for stdin. May "
+    "be repeated.",
 )
 set_option = click.option(
     "--set",
@@ -158,7 +160,19 @@ def _token_bias(text: str) -> tuple[int, float]:
         raise click.BadParameter(f"must be ID=BIAS, as 101=-2.5 (got {text!r})") from None
 
 
-class PolicyCommand(click.Command):
+class Command(click.Command):
+    """A command whose errors name its options as they are typed."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except MinigenError as error:
+            error.args = (as_typed(str(error)),)
+            raise
+
+
+class PolicyCommand(Command):
     """A command that takes every option of a Policy as well, in the order in which they apply.
 
     They are read off the Policy when they are needed: that imports numpy.
@@ -188,6 +202,13 @@ def _policy_options() -> Iterator[click.Parameter]:
     yield click.Option(
         ["--greedy"], is_flag=True, help="Always choose the likeliest token: temperature 0."
     )
+
+
+def as_typed(message: str) -> str:
+    """Return a message that names this command's options as they are typed: --top-p for top_p."""
+    ctx = click.get_current_context()
+    typed = {str(param.name): param.opts[0] for param in ctx.command.get_params(ctx)}
+    return re.sub(r"(?:^|(?<=, )|(?<= and ))\w+", lambda word: typed.get(word[0], word[0]), message)
 
 
 def build_policy(options: dict[str, Any]) -> "Policy":

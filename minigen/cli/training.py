@@ -142,7 +142,7 @@ def train(
     def load() -> minigen.Config:
         if resume and config is not None:
             raise OptionError(
-                f"--resume takes the config from the folder, so CONFIG must go (got {config!r})"
+                f"--resume takes the config from --out's folder, so CONFIG must go (got {config!r})"
             )
         changes = overrides(settings, texts)
         if not resume:

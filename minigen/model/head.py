@@ -105,10 +105,10 @@ def loss_and_gradient(logits: ArrayLike, target: int) -> tuple[float, Floats]:
     logits (V,), target an index in [0, V); returns (nats, (V,)).
     """
     z = np.asarray(logits, dtype=np.float64)
-    if z.ndim != 1 or target not in range(z.shape[0]):
-        raise OptionError(
-            f"target must be an index into the (V,) logits (got {target} for shape {z.shape})"
-        )
+    if z.ndim != 1:
+        raise OptionError(f"logits must be (V,), those of one prediction (got shape {z.shape})")
+    if target not in range(len(z)):
+        raise OptionError(f"target must be an index of the logits, below {len(z)} (got {target})")
     gradient = softmax(z)
     gradient[target] -= 1.0
     return 0.0 - float(log_softmax(z)[target]), gradient  # 0.0: a sure token costs +0

@@ -442,7 +442,7 @@ def test_a_dead_end_is_said_once_and_takes_no_other_text_with_it(
         assert [len(line["token_ids"]) for line in lines] == [0, 5, 0]
         assert result.status == 0
         assert result.err.count("\n") == 1
-        assert "no_repeat_ngram_size=1, suppress_tokens and min_new_tokens=5 together" in result.err
+        assert "--suppress-token and --min-new-tokens=5 together" in result.err
         plain = minigen("generate", str(tiny_run), *options, *how)
         assert len(plain.out.split("\n---\n")) == 3
 
@@ -496,6 +496,12 @@ def test_the_shell_completes_commands_and_file_names(words: str, completions: st
     ("arguments", "cure"),
     [
         (["traim"], "Did you mean 'train'?"),
+        (["resume", "{run}"], "there is minigen train --resume or minigen sweep --resume"),
+        (["help", "train"], "there is minigen --help or "),
+        (["nothing"], "No such command 'nothing'.\n"),
+        (["generate", "{run}", "once", "upon", "a", "time"], "words that belong together stand in"),
+        (["train", "--learning-rate", "1"], "a key of the config is given as --set KEY=VALUE"),
+        (["head", "--logits", "0, 1", "--target", "2"], "Error: --target must be an index of"),
         (["generate", "{run}", "- item"], "a text that begins with - comes last, behind --"),
         (["generate", "{run}", "--temprature", "1"], "Did you mean '--temperature'?"),
         (["generate", "models"], "name a file in it, as models/only.safetensors"),
@@ -588,10 +594,10 @@ def test_a_text_that_begins_with_a_hyphen_comes_behind_two(
 BAD_GENERATIONS = {
     "a beam search that samples": (["--num-beams", "2", "--temperature", "1"], "--temperature"),
     "a beam search with samples": (["--num-beams", "2", "--num-samples", "2"], "--num-samples"),
-    "a negative temperature": (["--temperature", "-1"], "temperature must be"),
+    "a negative temperature": (["--temperature", "-1"], "Error: --temperature must be"),
     "a NaN": (["--temperature", "nan"], "(got nan)"),
-    "top_p above 1": (["--top-p", "1.5"], "top_p must be"),
-    "a negative top_k": (["--top-k", "-1"], "top_k must be"),
+    "top_p above 1": (["--top-p", "1.5"], "Error: --top-p must be"),
+    "a negative top_k": (["--top-k", "-1"], "Error: --top-k must be"),
     "a negative seed": (["--seed", "-1"], "(got '-1')"),
     "a seed without end": (["--seed", "9" * 5000], "(got '999999999…')"),
     "an empty stop string": (["--stop", ""], "stop string must not be empty"),
@@ -611,10 +617,18 @@ def test_a_mistake_in_generating_gets_one_line(
     assert result.err.count("\n") == 1
 
 
+def test_a_dead_end_names_its_rules_as_they_were_typed(minigen: Command, tiny_run: Path) -> None:
+    every = [word for token in range(256) for word in ("--suppress-token", str(token))]
+    result = minigen("next", str(tiny_run), "a", *every, "--min-new-tokens", "3")
+    told = "Error: --suppress-token and --min-new-tokens=3 together leave no token to choose from; "
+    assert (result.status, result.out) == (1, "")
+    assert result.err.startswith(told)
+
+
 def test_an_unknown_token_is_refused(minigen: Command, tiny_run: Path) -> None:
     result = minigen("generate", str(tiny_run), "a", "--suppress-token", "9999")
     assert (result.status, result.out) == (1, "")
-    assert "below 257" in result.err
+    assert result.err.startswith("Error: --suppress-token takes ids below 257, ")
 
 
 def test_a_file_that_is_no_checkpoint_is_refused(minigen: Command) -> None:
