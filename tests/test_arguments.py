@@ -9,7 +9,11 @@ import pytest
 from numpy.typing import ArrayLike
 
 from minigen.arguments import checked, is_list
-from minigen.errors import OptionError, likeness, nearest, shown
+from minigen.decoding.policy import Policy
+from minigen.errors import MinigenError, OptionError, likeness, nearest, shown
+from minigen.exact.streams import Stream
+from minigen.model.head import loss_and_gradient
+from minigen.text.tokenizer import ByteTokenizer
 from minigen.training.config import Config
 from minigen.training.run import Run
 
@@ -82,11 +86,20 @@ def test_each_annotation_takes_what_it_says_and_names_it(
     call.__annotations__["value"] = hint
     asked = checked(call)
     for value in right:
-        assert asked(value) is value
+        given = asked(value)
+        assert given is value or (type(given) is int and given == value)
     for value in wrong:
         with pytest.raises(OptionError) as caught:
             asked(value)
         assert str(caught.value) == f"value must be {words} (got {shown(value)})"
+
+
+def test_a_whole_number_of_numpy_counts_on_where_it_would_wrap() -> None:
+    @checked
+    def double(number: int, *, other: int | None = None) -> list[int]:
+        return [2 * number, 2 * (other or 0)]
+
+    assert double(np.uint8(200), other=np.int8(-128)) == [400, -256]
 
 
 def test_of_a_list_whose_items_nobody_asks_about_anything_is_one() -> None:
@@ -157,3 +170,25 @@ def test_the_nearest_name_is_the_one_with_most_in_common() -> None:
     assert nearest("mn_p", ["top_p", "temperature", "min_p"]) == "min_p"
     assert (likeness("tide", "diet"), likeness("diet", "tide")) == (0.25, 0.5)
     assert likeness("a" * 101, "a" * 100) == 1.0  # of an endless one, the start
+
+
+LONG = 10**5000  # Python writes no integer of so many digits
+
+
+@pytest.mark.parametrize(
+    ("error", "call"),
+    [
+        (OptionError, lambda: Policy().probabilities([0.0, 1.0], [LONG])),
+        (OptionError, lambda: Policy().probabilities([0.0, 1.0], [-LONG])),
+        (OptionError, lambda: loss_and_gradient([0.0, 1.0], LONG)),
+        (OptionError, lambda: Stream(0, "x").integers(1, below=LONG)),
+        (MinigenError, lambda: ByteTokenizer([(LONG, 1)])),
+        (OptionError, lambda: ByteTokenizer.train([b"a"], -LONG)),
+    ],
+)
+def test_a_number_too_long_to_show_is_refused_in_one_line(
+    error: type[MinigenError], call: Callable[[], object]
+) -> None:
+    with pytest.raises(error, match="a number too long to show") as caught:
+        call()
+    assert "\n" not in str(caught.value)

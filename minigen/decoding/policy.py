@@ -82,6 +82,7 @@ SIZE = Number(1, inf, "at least 1", "leave it out for the usual one", is_whole=T
 _CUTOFF = Number(0.0, 1.0, "between 0 and 1")
 _MASS = Number(0.0, 1.0, "between 0 and 1", off=1)  # with its slack, 1 would cut the tail
 _TOKEN = Number(0, inf, "at least 0", "ids are those of `minigen next`", is_whole=True)
+_PROMPT = Number(0, inf, "at least 0", "it counts the prompt's tokens", is_whole=True)
 _WORD = Number(0, 2**64 - 1, "from 0 to below 2^64", "a Stream gives them", is_whole=True)
 _BIAS = Number(-_MOST, _MOST, "finite", "to forbid a token, suppress it")
 
@@ -430,7 +431,7 @@ class Policy:
         rows, V = np.atleast_2d(z), z.shape[-1]
         self.check_ids(V)
         require_tokens(np.asarray(history), V)
-        new_tokens = max(0, len(history) - prompt_length)
+        new_tokens = max(0, len(history) - _PROMPT.check("prompt_length", prompt_length))
         return self.weights(rows, self.history([history] * len(rows), V, new_tokens))
 
     def history(

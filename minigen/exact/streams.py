@@ -27,7 +27,7 @@ def bounded(words: Words, below: int) -> NDArray[np.int64]:
     Their probabilities differ from 1/below by 2⁻⁶⁴ at most.
     """
     if not 1 <= below <= 1 << 32:
-        raise OptionError(f"below must lie in 1 … 2^32 (got {below})")
+        raise OptionError(f"below must lie in 1 … 2^32 (got {shown(below)})")
     n, half = np.uint64(below), np.uint64(32)
     high, low = words >> half, words & np.uint64(0xFFFFFFFF)
     return ((high * n + ((low * n) >> half)) >> half).astype(np.int64)
@@ -73,7 +73,7 @@ class Stream:
     def words(self, n: int) -> Words:
         """Return the next n words, (n,) uint64."""
         words = self._from_here(n)
-        self.position += n
+        self.position = int(self.position) + len(words)  # numpy's integers would wrap
         return words
 
     def _from_here(self, n: int) -> Words:
@@ -95,7 +95,9 @@ class Stream:
         position, (first, ahead) = self.position, self._ahead
         if type(position) is not int or not 0 <= position - first < len(ahead):
             # A function of the position alone: it holds wherever the stream is moved to.
-            first, ahead = self._ahead = position, self._from_here(_AHEAD).tolist()
+            ahead = self._from_here(_AHEAD).tolist()
+            first = position = int(position)
+            self._ahead = first, ahead
         self.position = position + 1
         return ahead[position - first]
 

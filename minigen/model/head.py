@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from minigen.arguments import checked
-from minigen.errors import MinigenError, OptionError
+from minigen.errors import MinigenError, OptionError, shown
 from minigen.exact.arithmetic import (
     Floats,
     Integers,
@@ -108,7 +108,9 @@ def loss_and_gradient(logits: ArrayLike, target: int) -> tuple[float, Floats]:
     if z.ndim != 1:
         raise OptionError(f"logits must be (V,), those of one prediction (got shape {z.shape})")
     if target not in range(len(z)):
-        raise OptionError(f"target must be an index of the logits, below {len(z)} (got {target})")
+        raise OptionError(
+            f"target must be an index of the logits, below {len(z)} (got {shown(target)})"
+        )
     gradient = softmax(z)
     gradient[target] -= 1.0
     return 0.0 - float(log_softmax(z)[target]), gradient  # 0.0: a sure token costs +0

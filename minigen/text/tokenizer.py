@@ -75,13 +75,14 @@ class ByteTokenizer:
 
     @checked
     def __init__(self, merges: Sequence[tuple[int, int]] = ()) -> None:
+        merges = tuple((int(left), int(right)) for left, right in merges)
         self._bytes = [bytes([value]) for value in range(256)] + [b""]
         for left, right in merges:
             size = len(self._bytes)
             if not (0 <= left < size and 0 <= right < size) or END_OF_TEXT in (left, right):
                 raise MinigenError(
                     f"merge {size - BYTE_VOCABULARY} must join two tokens below {size} other than "
-                    f"<|endoftext|> (got {left}, {right}); the tokenizer is damaged"
+                    f"<|endoftext|> (got {shown(left)}, {shown(right)}); the tokenizer is damaged"
                 )
             self._bytes.append(self._bytes[left] + self._bytes[right])
             # Doubling merges would otherwise fill the memory from a few bytes of a file.
@@ -92,7 +93,7 @@ class ByteTokenizer:
                 )
         if len(set(self._bytes)) < len(self._bytes):
             raise MinigenError("two merges spell the same token; the tokenizer is damaged")
-        self.merges = tuple((int(left), int(right)) for left, right in merges)
+        self.merges = merges
         self.vocab_size = len(self._bytes)
         self.dtype = np.dtype("<u2" if self.vocab_size <= 1 << 16 else "<u4")
         self._tokens_of_word: dict[str, bytes] = {}
@@ -113,7 +114,7 @@ class ByteTokenizer:
         Where the blocks are cut changes no id. Memory is bounded by the blocks.
         """
         if not self.merges:
-            for text in texts:
+            for text in _characters(texts):
                 yield np.frombuffer(text.encode("utf-16-le"), self.dtype)
             return
         for words in _words(texts):
@@ -171,7 +172,7 @@ class ByteTokenizer:
     def train(cls, documents: Iterable[bytes], vocab_size: int) -> "ByteTokenizer":
         """Learn merges from documents, until there are ``vocab_size`` tokens or no pair is left."""
         return cls.train_stream(
-            (document.decode("latin-1") + END_OF_TEXT_CHARACTER for document in documents),
+            (to_bytes(text).decode("latin-1") + END_OF_TEXT_CHARACTER for text in documents),
             vocab_size,
         )
 
@@ -184,7 +185,9 @@ class ByteTokenizer:
         merges are the same for any order of the lines and any number of threads.
         """
         if vocab_size < BYTE_VOCABULARY:
-            raise OptionError(f"vocab_size must be at least {BYTE_VOCABULARY} (got {vocab_size})")
+            raise OptionError(
+                f"vocab_size must be at least {BYTE_VOCABULARY} (got {shown(vocab_size)})"
+            )
         if vocab_size > MOST_TOKENS:  # the library takes memory for each, and aborts without
             raise OptionError(f"vocab_size must be at most {MOST_TOKENS} (got {shown(vocab_size)})")
         if vocab_size == BYTE_VOCABULARY:
@@ -232,7 +235,7 @@ def to_bytes(text: Text) -> bytes:
     Command lines carry bytes that are not UTF-8 as lone surrogates: those become bytes again.
     """
     if not isinstance(text, Text):
-        raise OptionError(f"a text must be a str or bytes (got {text!r})")
+        raise OptionError(f"a text must be a str or bytes (got {shown(text)})")
     try:
         return text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
     except UnicodeEncodeError as error:
@@ -245,13 +248,25 @@ def require_tokens(ids: NDArray[Any], vocab_size: int) -> None:
     lowest, highest = ids.min(initial=0), ids.max(initial=0)
     if lowest < 0 or highest >= vocab_size:
         got = lowest if lowest < 0 else highest
-        raise OptionError(f"token ids must be from 0 to {vocab_size - 1} (got {got})")
+        raise OptionError(f"token ids must be from 0 to {vocab_size - 1} (got {shown(int(got))})")
+
+
+def _characters(texts: Iterable[str]) -> Iterator[str]:
+    """Yield blocks of text; OptionError for one that holds more than characters."""
+    for text in texts:
+        units = text.encode("utf-16-le", "surrogatepass") if isinstance(text, str) else b"\xff\xff"
+        if np.frombuffer(units, "<u2").max(initial=0) > END_OF_TEXT:
+            raise OptionError(
+                "a block of text must hold characters from chr(0) to chr(256), as "
+                f"bytes.decode('latin-1') gives (got {shown(text)})"
+            )
+        yield text
 
 
 def _words(texts: Iterable[str]) -> Iterator[list[str]]:
     """Yield the words of one long text block by block."""
     held = ""
-    for text in texts:
+    for text in _characters(texts):
         words = _WORD.findall(held + text)
         # More text may lengthen the last word; it can change no other.
         held = words.pop() if words else ""

@@ -404,6 +404,12 @@ def test_what_is_no_word_is_refused(word):
         Policy().choose([0.0, 1.0], word=word)
 
 
+@pytest.mark.parametrize("length", [-1, -(10**5000)], ids=["-1", "long"])
+def test_no_prompt_has_fewer_tokens_than_none(length):
+    with pytest.raises(OptionError, match=r"^prompt_length must be a whole number, at least 0"):
+        Policy().choose([0.0, 1.0], [1], prompt_length=length)
+
+
 def test_a_choice_is_made_of_one_row_of_logits():
     assert Policy(temperature=0).choose([[0.0, 1.0]]) == 1
     with pytest.raises(OptionError, match=r"those of one token, \(V,\) \(got \(2, 2\)\)"):

@@ -110,6 +110,17 @@ def test_position_is_the_whole_state_and_every_draw_moves_it_by_the_words_it_too
     assert stream.words(6).tolist() == after
 
 
+@pytest.mark.parametrize("kind", [np.uint8, np.int8, np.int64])
+def test_a_stream_goes_on_where_a_number_of_numpy_would_wrap(kind):
+    most = int(np.iinfo(kind).max)
+    stream = Stream(0, "x", position=kind(most))
+    assert [stream.word(), stream.word()] == Stream(0, "x", most).words(2).tolist()
+    stream.position = kind(most - 1)
+    stream.words(kind(3))
+    stream.words(kind(100))
+    assert stream.position == most + 102
+
+
 def test_streams_of_other_seeds_or_names_share_no_word():
     streams = [Stream(s, name) for s in (0, 1, 10) for name in ("init", "inference", "inference/1")]
     words = {word for stream in streams for word in stream.words(50).tolist()}

@@ -218,6 +218,24 @@ def test_where_a_long_text_is_cut_changes_no_id(tokenizer):
         assert [i for array in tokenizer.encode_stream(blocks) for i in array.tolist()] == whole
 
 
+@pytest.mark.parametrize("block", ["the …", "\u0101", "\U0001f600", "\ud800", b"the", 5, None])
+def test_a_block_that_holds_more_than_characters_is_refused(tokenizer, block):
+    for read in (
+        ByteTokenizer().encode_stream,
+        tokenizer.encode_stream,
+        lambda blocks: [ByteTokenizer.train_stream(blocks, 300)],
+    ):
+        with pytest.raises(OptionError, match=r"^a block of text must hold characters from chr"):
+            list(read(iter(["the", block])))
+
+
+def test_documents_that_come_one_by_one_are_texts_as_well():
+    documents = [b"the the", b"\xff the"]
+    assert ByteTokenizer.train(iter(documents), 260).merges
+    with pytest.raises(OptionError, match=r"^a text must be a str or bytes \(got 5\)$"):
+        ByteTokenizer.train(iter([b"the", 5]), 260)  # type: ignore[list-item]
+
+
 def test_the_control_character_of_a_stream_is_the_control_token(tokenizer):
     texts = ["the\u0100", " crow\u0100 sat in the old\u0100\u0100"]
     ids = np.concatenate(list(tokenizer.encode_stream(texts)))
