@@ -108,5 +108,5 @@ OLDEST = import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project
 	@echo "Installing minigen and the oldest of all that it needs into .venv-oldest, once"
 	$(PYTHON) -m venv --without-pip .venv-oldest
 	$(PYTHON) -m pip --python .venv-oldest/bin/python install --quiet --disable-pip-version-check \
-		-e . $$($(PYTHON) -c '$(OLDEST)') pytest
+		-e . $$($(PYTHON) -c '$(OLDEST)') pytest hypothesis
 	touch $@
