@@ -132,7 +132,6 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {  # takes Any, so that 
         "prompt must be a str, bytes or a list of str or bytes (got [1, 2])",
     ),
     "prompts that are one": (lambda m: m.generator.pieces("a"), "must be a list of str or bytes"),
-    "an option misspelt": (lambda m: m.generator.generate("x", temprature=1), "is temperature"),
     "an argument misspelt": (lambda m: m.generator.beams("x", num_beam=1), "is num_beams"),
     "an option of a policy misspelt": (lambda m: minigen.Policy(temprature=1), "is temperature"),
     "a policy as a dict": (

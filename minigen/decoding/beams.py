@@ -100,7 +100,7 @@ def beam_search(
         contexts = np.column_stack([contexts[parents][:, 1:], tokens])
     if not finished and not stuck:
         overflow = DeadEndError("the penalties add up beyond the largest float; make them smaller")
-        for beam, total in zip(beams, totals, strict=True):
-            stuck.append(scored(beam, total))
+        for i, beam in enumerate(beams):
+            stuck.append(scored(beam, totals[i]))
             beam.give_up(overflow)
     return [beam.continuation() for beam in finished or best(stuck, 1)]

@@ -281,7 +281,7 @@ def _generate(task: Task, rows: list[Row]) -> Iterator[Piece]:
     def let_finished_go() -> None:
         nonlocal rows, contexts
         staying = [i for i, row in enumerate(rows) if row.finish_reason is None]
-        if len(staying) < len(rows):
+        if len(staying) != len(rows):
             rows, contexts = [rows[i] for i in staying], contexts[staying]
             history.select(staying)
 

@@ -107,7 +107,7 @@ class Generator:
         texts = (prompt for prompt in prompts for _ in range(num_samples))
         shared = self._stream if seed is None else None
         if seed is not None:
-            Stream(seed, "inference")  # refuses a seed that names none, also where none is needed
+            Stream(seed, "")  # refuses a seed that names none, also where none is needed
 
         def stream(row: int, purpose: str = "") -> Source:
             return shared or Stream(seed or 0, stream_name(row % num_samples) + purpose)

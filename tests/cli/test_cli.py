@@ -701,14 +701,6 @@ def test_score_applies_the_chain_rule(minigen: Command, tiny_run: Path) -> None:
     assert result["total_nats"] == pytest.approx(-sum(result["log_probabilities"]))
 
 
-def test_score_reads_a_file_but_for_the_end_of_its_last_line(
-    minigen: Command, tiny_run: Path
-) -> None:
-    Path("text.txt").write_bytes(b"a\nb\n")
-    result = json.loads(minigen("score", str(tiny_run), "--file", "text.txt", "--json").out)
-    assert result["bytes"] == 3
-
-
 @pytest.mark.parametrize("arguments", [[""], [], ["a", "--file", "b"]])
 def test_score_takes_one_text_that_is_not_empty(
     minigen: Command, tiny_run: Path, arguments: list[str]

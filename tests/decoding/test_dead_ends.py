@@ -75,6 +75,15 @@ def test_a_dead_end_draws_no_word_and_releases_what_was_held_back():
     assert stream.position == 1
 
 
+def test_a_character_that_a_dead_end_cuts_short_comes_out_as_one_that_says_so():
+    pieces = generate(
+        Task(Letters(1, b"\xe2", end=False), TOKENIZER, STUCK),
+        ["a"],
+        lambda _: Stream(0, "inference"),
+    )
+    assert [(piece.token_id, piece.text) for piece in pieces] == [(0xE2, ""), (None, "\ufffd")]
+
+
 def test_rules_that_leave_nothing_only_together_are_named_together_and_no_other():
     policy = Policy(
         no_repeat_ngram_size=1,

@@ -208,13 +208,8 @@ def variable(request, monkeypatch):
     return request.param
 
 
-def test_a_single_process_of_mpiexec_trains_alone(variable, monkeypatch):
-    monkeypatch.setenv(variable, "1")
-    assert type(from_mpiexec()) is Workers
-
-
-@pytest.mark.parametrize("size", ["", "many", "-1", "4(x2)"])
-def test_what_is_no_number_of_processes_says_nothing(variable, monkeypatch, size):
+@pytest.mark.parametrize("size", ["1", "", "many", "-1", "4(x2)"])
+def test_what_is_no_number_of_several_processes_trains_alone(variable, monkeypatch, size):
     monkeypatch.setenv(variable, size)
     assert type(from_mpiexec()) is Workers
 
