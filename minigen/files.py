@@ -124,7 +124,7 @@ class Ownership:
     Who takes the folder again in that process has the same object.
     """
 
-    writer = 0  # the id of what may write there now
+    writer: int | None = None  # the id of what may write there now
 
 
 _owned: "weakref.WeakValueDictionary[tuple[int, int], Ownership]" = weakref.WeakValueDictionary()

@@ -93,4 +93,4 @@ class History:
         self.counts = self.counts[list(rows)]
         if self.ngrams:
             part = [self.ngrams[row] for row in rows]
-            self.ngrams = [x.copy() for x in part] if len(set(rows)) < len(rows) else part
+            self.ngrams = [x.copy() for x in part] if len(set(rows)) != len(rows) else part

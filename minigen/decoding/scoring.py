@@ -177,11 +177,12 @@ def baselines(tokens: Tokens, vocab_size: int) -> dict[str, float]:
     The counts are those of these very tokens.
     """
     before, after, pairs = Counter[int](), Counter[int](), Counter[int]()
-    ids = np.empty(0, np.int64)
+    ids = np.array([], np.int64)
     for block in tokens.blocks():
         ids = np.concatenate([ids[-1:], block])
-        found, counts = np.unique(ids[:-1] * vocab_size + ids[1:], return_counts=True)
-        pairs.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
+        found = np.unique(ids[:-1] * vocab_size + ids[1:], return_counts=True)
+        for pair, count in np.transpose(found).tolist():
+            pairs[pair] += count
     for pair, count in pairs.items():
         before[pair // vocab_size] += count
         after[pair % vocab_size] += count

@@ -113,7 +113,7 @@ class Tokens:
             return self.array.take(positions, mode="clip")
         low = max(int(positions.min(initial=len(self))), 0)
         high = int(positions.max(initial=low))
-        if high - low <= BLOCK:
+        if high - low <= max(BLOCK, context_length):
             return self.part(low, high + 1).array.take(positions - low, mode="clip")
         first = positions[0] < 0
         windows = self._kept.windows(self._start + positions[0] * ~first, context_length + 1).T

@@ -73,8 +73,9 @@ def test_version_is_the_package_version(minigen: Command) -> None:
 
 def test_help_says_the_default_of_every_option_that_has_one() -> None:
     shown = {}
+    parent = click.Context(cli.cli, **cli.cli.context_settings)
     for name in COMMANDS:
-        context = click.Context(cli.cli.get_command(click.Context(cli.cli), name))  # type: ignore[arg-type]
+        context = click.Context(cli.cli.get_command(parent, name), parent)  # type: ignore[arg-type]
         for parameter in context.command.get_params(context):
             help_ = " ".join((parameter.get_help_record(context) or ("", ""))[1].split())
             if parameter.opts[0] == "--progress":  # on a terminal alone

@@ -672,7 +672,7 @@ def test_an_option_changes_what_comes_out_as_it_says(
 
 
 def test_every_option_of_every_command_has_a_row() -> None:
-    context = click.Context(cli.cli)
+    context = click.Context(cli.cli, **cli.cli.context_settings)
     for name in cli.cli.list_commands(context):
         command = cli.cli.get_command(context, name)
         assert command is not None

@@ -139,8 +139,10 @@ def test_blocks_change_no_bit(monkeypatch):
     assert (evaluate(model, tokens), mean_loss(model, tokens)) == whole
 
 
-def test_baselines_are_the_entropies_of_the_counts():
-    documents = [TEXT.encode(), b"Another one."]
+@pytest.mark.parametrize("block", [1, 5, 1000])
+def test_baselines_are_the_entropies_of_the_counts_in_blocks_of_any_size(block, monkeypatch):
+    monkeypatch.setattr("minigen.text.corpus.BLOCK", block)
+    documents = [TEXT.encode(), b"Another\0one."]
     bytes_and_ends = [256, *documents[0], 256, *documents[1], 256]
     pairs = Counter(pairwise(bytes_and_ends))
     after = Counter(bytes_and_ends[1:])

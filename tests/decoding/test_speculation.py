@@ -24,6 +24,7 @@ from minigen.exact.streams import Stream
 from minigen.model import head
 from minigen.model.model import Model
 from minigen.text.tokenizer import END_OF_TEXT, ByteTokenizer
+from tests.decoding.test_generation import Reciter
 
 VECTORS = json.loads((Path(__file__).parents[1] / "data" / "decoding.json").read_text())[
     "speculation"
@@ -269,6 +270,12 @@ class Constant:
 
     def logits(self, contexts):
         return np.tile(self.z, (len(contexts), 1))
+
+
+def test_the_acceptance_rate_counts_the_proposals_that_were_looked_at():
+    target, draft = Reciter(b"abcd"), Reciter(b"abxx")
+    text = run(target, draft, [""], GREEDY, max_new_tokens=4)[0]
+    assert (text.text, text.acceptance_rate) == ("abcd", 2 / 4)  # ab and not x, then not x
 
 
 def test_the_acceptance_rate_is_the_overlap_within_its_sampling_error():

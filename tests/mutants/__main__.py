@@ -107,7 +107,7 @@ TESTS = {  # beside those of the room that a file is in, and of the source itsel
     "minigen/cli/training.py": ["tests/cli", "tests/training"],
     "minigen": ["tests/training", "tests/cli"],
     "minigen/__init__.py": ["tests/test_front.py"],
-    "minigen/arguments.py": ["tests/test_arguments.py"],
+    "minigen/arguments.py": ["tests/test_arguments.py", "tests/decoding/test_generator.py"],
     "minigen/errors.py": ["tests/test_arguments.py"],
     "minigen/files.py": ["tests/test_files.py"],
     "minigen/paths.py": ["tests/test_files.py"],

@@ -66,7 +66,7 @@ _COMPARISONS = {
 }
 _SWAPPED_CALLS = {"min": "max", "max": "min", "any": "all", "all": "any"}
 _SYMMETRIC = ("min", "max", "isinstance", "maximum", "minimum", "add", "multiply", "gcd")
-_SYMMETRIC += ("suppress",)
+_SYMMETRIC += ("suppress", "array_equal")
 _ERRORS = {  # exit status 1 in place of 2, and 2 in place of 1
     "OptionError": "MinigenError",
     "click.UsageError": "MinigenError",

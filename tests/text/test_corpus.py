@@ -492,7 +492,7 @@ def plain_context(tokens, index, length):
 
 
 @pytest.mark.parametrize("in_file", [False, True])
-@pytest.mark.parametrize("length", [1, 2, 5, 40])
+@pytest.mark.parametrize("length", [1, 2, 5, 40, 400])  # the last longer than the text
 def test_contexts_end_where_their_document_starts(tmp_path, monkeypatch, in_file, length):
     set_block(monkeypatch, 16)  # in a file: neighbours are read at once
     text = corpus.from_memory(

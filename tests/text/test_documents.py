@@ -9,7 +9,7 @@ import pytest
 
 from minigen.errors import MinigenError, OptionError
 from minigen.text import documents
-from minigen.text.documents import Reader, find, in_memory, lines, looks_like, whole
+from minigen.text.documents import Reader, find, in_memory, lines, looks_like, passes, whole
 from minigen.training.config import Config
 
 KINDS = {
@@ -116,6 +116,13 @@ def test_files_of_the_token_cache_are_no_text(tmp_path: Path) -> None:
     for name in (*names, *others, "." + names[0]):
         (tmp_path / name).touch()
     assert {Path(source.name).name for source in find(tmp_path)} == {*others}
+
+
+def test_standard_input_and_a_pipe_can_be_read_only_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    paths = "-", tmp_path / "pipe", tmp_path / "file", tmp_path, tmp_path / "missing"
+    assert [passes(path) for path in paths] == [True, True, False, False, False]
 
 
 def test_a_path_is_opened_however_long_it_is_and_no_descriptor_stays_open(tmp_path: Path) -> None:
