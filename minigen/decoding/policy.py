@@ -144,7 +144,7 @@ class Option:
 def _option(*entry: Any, **settings: Any) -> Any:
     option = Option(*entry, **settings)
     if isinstance(option.default, dict):
-        return field(default_factory=dict, metadata={"option": option})
+        return field(default_factory=dict, hash=False, metadata={"option": option})
     return field(default=option.default, metadata={"option": option})
 
 

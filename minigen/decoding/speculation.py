@@ -83,7 +83,7 @@ def speculative_round(
     proposals: list[int] = []
     q: list[Floats] = []
     with suppress(DeadEndError):
-        while len(proposals) < num_draft_tokens and END_OF_TEXT not in proposals:
+        while len(proposals) < num_draft_tokens and END_OF_TEXT not in proposals[-1:]:
             q.append(draft(proposals))
             proposals.append(choices.propose(q[-1]))
     for i, p in enumerate(target(proposals)):
@@ -145,7 +145,7 @@ def _speculate(
     def draft(proposals: list[int]) -> Floats:
         if proposals:
             history.append(proposals[-1:])
-        contexts = padded_contexts([recent + proposals], draft_model.context_length)
+        contexts = padded_contexts([recent + proposals[-window:]], draft_model.context_length)
         weights: Floats = policy.weights(draft_model.logits(contexts), history)[0]
         return weights
 
@@ -153,7 +153,8 @@ def _speculate(
         written = len(row.token_ids)
         while history.new_tokens > written:  # the draft's tokens are not in the text yet
             history.pop([proposals[history.new_tokens - written - 1]])
-        texts = [recent + proposals[:i] for i in range(len(proposals) + 1)]
+        text, seen = recent + proposals, len(recent)
+        texts = [text[max(0, n - window) : n] for n in range(seen, len(text) + 1)]
         logits = model.logits(padded_contexts(texts, model.context_length))  # (γ + 1, V)
         for i in range(len(texts)):
             yield policy.weights(logits[i : i + 1], history)[0]

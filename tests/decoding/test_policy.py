@@ -430,6 +430,12 @@ def test_logits_without_a_token_are_said_to_be_none(shape):
         Policy().probabilities(np.zeros(shape))
 
 
+def test_equal_policies_are_one_in_a_set():
+    policies = [Policy(top_p=0.9, logit_bias={1: 2.0}) for _ in range(2)]
+    assert {*policies, Policy(logit_bias={1: 2.0})} == {policies[0], Policy(logit_bias={1: 2.0})}
+    assert len({*policies}) == 1
+
+
 def test_what_is_written_into_one_policy_stays_in_it():
     for options in ({}, {"logit_bias": None}, {"logit_bias": {}}):
         Policy(**options).logit_bias[7] = 9.0  # type: ignore[index]

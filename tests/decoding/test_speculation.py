@@ -1,6 +1,7 @@
 """Speculation gives exactly the target's distribution: every outcome counted, in fractions."""
 
 import json
+import tracemalloc
 from fractions import Fraction
 from functools import cache
 from itertools import product
@@ -313,6 +314,17 @@ def test_target_and_draft_each_see_as_much_of_the_text_as_they_can(own, its):
     assert (target.most, draft.most) == (own, its)
     assert set(draft.rows) == {1}
     assert target.rows[0] == 3 + 1  # a row before each proposal and one behind them
+
+
+def test_memory_grows_with_the_proposals_and_not_with_their_square():
+    tracemalloc.start()
+    try:
+        n = 2000
+        run(Counting(1), Counting(1), ["ab"], GREEDY, max_new_tokens=n, num_draft_tokens=n)
+        # Their distributions, twice, and a pass over them; texts of all lengths would be 16 MB.
+        assert tracemalloc.get_traced_memory()[1] < 4 * n * 257 * 8
+    finally:
+        tracemalloc.stop()
 
 
 def test_pieces_join_to_the_text_and_end_at_stop_strings():
