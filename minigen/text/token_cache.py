@@ -47,7 +47,6 @@ class TokenFile:
     def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
         """Open a file; raises MinigenError where there is none that is whole."""
         self._path, self.dtype = path, dtype
-        self._seeking = threading.Lock()  # between two threads, where to read from would change
         with explained(f"cannot read {path}"):
             self._file = path.open("rb", buffering=0)
             weakref.finalize(self, self._file.close)
@@ -67,15 +66,24 @@ class TokenFile:
     def windows(self, starts: NDArray[np.int64], width: int) -> NDArray[Any]:
         """Return ``width`` tokens from each start on (N, width)."""
         read = []
-        with explained(f"cannot read {self._path}"), self._seeking:
+        with explained(f"cannot read {self._path}"):
             for place in (starts * self.dtype.itemsize).tolist():
-                self._file.seek(place)
-                read.append(self._file.read(width * self.dtype.itemsize))
+                read.append(_read_at(self._file, place, width * self.dtype.itemsize))
             tokens = np.frombuffer(bytearray().join(read), self.dtype)
             return tokens.reshape(len(starts), width)
 
 
 Kept = NDArray[Any] | TokenFile
+_SEEKING = threading.Lock()
+
+
+def _read_at(file: IO[bytes], place: int, size: int) -> bytes:
+    """Read from a place on, whoever else reads: threads and forked processes share a position."""
+    if hasattr(os, "pread"):
+        return os.pread(file.fileno(), size, place)
+    with _SEEKING:  # on Windows, which forks no process
+        file.seek(place)
+        return file.read(size)
 
 
 def _check(file: IO[bytes], path: Path) -> int:

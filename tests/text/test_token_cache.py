@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import json
+import os
 import pickle
 import re
 import threading
@@ -116,7 +117,20 @@ class Slow:
         time.sleep(0.001)
 
 
-def test_threads_read_one_file_at_the_same_time(tmp_path: Path) -> None:
+@pytest.mark.skipif(not hasattr(os, "pread"), reason="needs a system that forks processes")
+def test_a_read_moves_no_position_which_threads_and_forked_processes_share(tmp_path: Path) -> None:
+    kept = token_cache.keep(tmp_path, blocks=[np.arange(1000, dtype="<u2")])
+    assert isinstance(kept, token_cache.TokenFile)
+    position = kept._file.tell()
+    assert kept[7:9].tolist() == [7, 8]
+    assert kept.windows(np.array([30, 2]), 2).tolist() == [[30, 31], [2, 3]]
+    assert kept._file.tell() == position
+
+
+def test_threads_read_one_file_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "pread", raising=False)
     kept = token_cache.keep(tmp_path, blocks=[np.arange(1000, dtype="<u2")])
     kept._file = Slow(kept._file)
     found: list[list[int]] = []
