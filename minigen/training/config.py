@@ -286,8 +286,9 @@ def _absolute(name: str, table: Any, folder: Path) -> Any:
     text = table.get("text") if name == "corpus" and isinstance(table, dict) else None
     if not isinstance(text, list | tuple):
         return table
+    # With its "..", since what is above a link's target only the system knows.
     paths = [
-        os.path.abspath(folder / expand(path))
+        str((folder / expand(path)).absolute())
         if isinstance(path, str) and path not in ("", "-")
         else path
         for path in text
@@ -307,7 +308,7 @@ def _laid_over(tables: Values, overrides: Mapping[str, object]) -> Values:
             changed[name] = value
         elif isinstance(table := changed.get(name, {}), dict):  # else the file is at fault
             named = {str(key): inner for key, inner in keys.items()}
-            changed[name] = {**table, **_absolute(name, named, Path.cwd())}
+            changed[name] = {**table, **_absolute(name, named, Path())}
     return changed
 
 

@@ -469,9 +469,21 @@ def test_paths_start_from_the_config_file_and_those_of_overrides_from_the_curren
     here.mkdir()
     monkeypatch.chdir(here)
     config = load('[corpus]\ntext = ["a.txt", "-", "../b", "/c"]')
-    assert config.corpus.text == (f"{tmp_path}/a.txt", "-", f"{tmp_path.parent}/b", "/c")
+    assert config.corpus.text == (f"{tmp_path}/a.txt", "-", f"{tmp_path}/../b", "/c")
     config = load('[corpus]\ntext = ["a.txt"]', {"corpus.text": ["d", "-"]})
     assert config.corpus.text == (f"{here}/d", "-")
+
+
+def test_what_is_above_a_link_is_above_the_folder_that_it_leads_to(load, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("far/inside").mkdir(parents=True)
+    Path("link").symlink_to("far/inside")
+    for name in ("far/book.txt", "book.txt"):
+        Path(name).write_text(name)
+    in_file = load('[corpus]\ntext = ["link/../book.txt"]')
+    overridden = load("", {"corpus.text": ["link/../book.txt"]})
+    for config in (in_file, overridden):
+        assert Path(config.corpus.text[0]).read_text() == "far/book.txt"
 
 
 # ── There and back ───────────────────────────────────────────────────────────────────────────────
