@@ -10,7 +10,7 @@ import stat
 import time
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -125,9 +125,21 @@ class Ownership:
     """
 
     writer: int | None = None  # the id of what may write there now
+    release: Callable[[], object]
 
 
 _owned: "weakref.WeakValueDictionary[tuple[int, int], Ownership]" = weakref.WeakValueDictionary()
+
+
+def _disown() -> None:
+    """Leave what this forked process seems to own to the one that it came from."""
+    for owned in [*_owned.values()]:
+        owned.release()  # its own descriptor, which would keep the lock when the other one ends
+    _owned.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_disown)
 
 
 def own(folder: Path) -> Ownership | None:
@@ -142,7 +154,7 @@ def own(folder: Path) -> Ownership | None:
         os.close(descriptor)
         return owned
     owned = Ownership()
-    weakref.finalize(owned, os.close, descriptor)
+    owned.release = weakref.finalize(owned, os.close, descriptor)
     if (locked := _lock(descriptor)) is False:
         raise MinigenError(
             f"{folder} is being written to by {_owner(descriptor)}: wait for its end, or name "

@@ -24,6 +24,10 @@ from minigen.training.run import Run, StepRecord, is_due
 from minigen.training.workers import join
 
 
+class _LostError(MinigenError):
+    """A folder, or what stands in it, is not what this process made of it."""
+
+
 class RunFolder:
     """A folder that a run is written to while it trains, with its ``latest`` checkpoint.
 
@@ -36,6 +40,7 @@ class RunFolder:
         self.latest = self._checkpoint()
         self._owned: Any = None  # kept as long as the folder is to be this process's
         self._logs: dict[str, Log] = {}  # what the other workers log leads nowhere
+        self._logged = run.step  # the last step of which all lines are there
 
     def __repr__(self) -> str:
         return f"RunFolder({str(self.path)!r}, {self.run!r})"
@@ -108,15 +113,26 @@ class RunFolder:
         self.run.save(place, logs=self.run.workers.from_first(self._sync))
         self.latest = self._checkpoint()
 
-    def _require_own(self) -> None:
+    def _require_own(self, step: int) -> None:
+        """Refuse to write where somebody else does by now, or behind a step that is not logged."""
+        if self._owned and files.own(self._place) is not self._owned:
+            raise _LostError(
+                f"{self.path} is another folder now than the one that this run was written to: "
+                "nothing more is written to it"
+            )
         if self._owned and self._owned.writer != id(self):
-            raise MinigenError(
+            raise _LostError(
                 f"{self.path} was opened again in this process: go on with that RunFolder, which "
                 "alone writes to it now"
             )
+        if self._logs and self._logged != step:
+            raise _LostError(
+                f"the logs of {self.path} end at step {self._logged}, and the run is at step "
+                f"{step}: go on with RunFolder.resume, from the last checkpoint"
+            )
 
     def _sync(self) -> dict[str, logs.State]:
-        self._require_own()
+        self._require_own(self.run.step)
         with files.explained(f"cannot write to {self.path}"):
             return {name: self._logs[name].sync() for name in logs.VOUCHED}
 
@@ -132,16 +148,19 @@ class RunFolder:
                     TIMING: {"step": record.step, "seconds": seconds},
                     SAMPLES: record.sample_line(),
                 }
-                self._require_own()
+                self._require_own(record.step - 1)
                 for name, log in self._logs.items():
                     if line := lines[name]:
                         log.append(line)
+                self._logged = record.step
                 if record.step == self.run.config.training.steps or is_due(record.step, every):
                     self.save()
                 yield record
                 start = time.perf_counter()
         except OSError as error:
             raise MinigenError(f"cannot write to {self.path}: {error.strerror}") from None
+        except _LostError:
+            raise
         except MinigenError as error:
             raise MinigenError(f"{error}; the last checkpoint, {self.latest}, is intact") from error
 

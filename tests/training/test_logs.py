@@ -1,5 +1,6 @@
 """A checkpoint knows its logs: what it vouches for is never lost, doubled or changed in silence."""
 
+import errno
 import json
 import os
 import shutil
@@ -230,6 +231,35 @@ def test_a_line_that_cannot_be_written_whole_is_not_there(
         next(run.steps())
     assert str(caught.value) == f"cannot write to {run.path}: No space left on device"
     assert (tmp_path / "run" / METRICS).read_bytes() == b""
+
+
+@pytest.mark.parametrize("name", [METRICS, TIMING, SAMPLES])
+def test_no_checkpoint_vouches_for_logs_that_lack_a_line_of_a_step(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, path = Config.load("fables", {**TINY, "sampling.every": 1}), tmp_path / "run"
+    folder = RunFolder.create(path, Run(config))
+    steps = folder.steps()
+    next(steps)
+    with monkeypatch.context() as full:
+        full.setattr(folder._logs[name], "append", _no_room)
+        with pytest.raises(MinigenError, match="No space left on device"):
+            next(steps)
+    for go_on in (folder.save, lambda: next(folder.steps())):
+        with pytest.raises(MinigenError) as caught:
+            go_on()
+        assert str(caught.value) == (
+            f"the logs of {path} end at step 1, and the run is at step 2: go on with "
+            "RunFolder.resume, from the last checkpoint"
+        )
+    assert [*checkpoint.by_step(path)] == [0]
+    again = RunFolder.resume(path, config)
+    assert [record.step for record in again.steps()] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in read_lines(path / name)] == [1, 2, 3, 4, 5, 6]
+
+
+def _no_room(_line: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @pytest.mark.parametrize(

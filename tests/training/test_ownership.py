@@ -1,8 +1,12 @@
 """One process at a time writes to a run folder."""
 
 import gc
+import os
+import signal
 import subprocess
 import sys
+import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -161,3 +165,53 @@ def test_a_folder_stays_where_it_is_whatever_folder_the_process_works_in(tmp_pat
     assert [record.step for record in folder.steps()] == [1, 2, 3, 4, 5, 6]
     assert list(Path("run").iterdir()) == []
     assert checkpoint.load(tmp_path / "run/step-000006.safetensors").step == 6
+
+
+def test_nothing_is_written_to_a_folder_that_took_the_place_of_the_run_s_own() -> None:
+    folder = RunFolder.create("run", Run(Config.load("fables", TINY)))
+    steps = folder.steps()
+    next(steps)
+    Path("run").rename("moved")
+    Path("run").mkdir()
+    moved = sorted((path, path.read_bytes()) for path in Path("moved").iterdir())
+    for write in (lambda: next(steps), folder.save):
+        with pytest.raises(MinigenError) as caught:
+            write()
+        assert str(caught.value) == (
+            "run is another folder now than the one that this run was written to: nothing more is "
+            "written to it"
+        )
+    assert list(Path("run").iterdir()) == []
+    assert sorted((path, path.read_bytes()) for path in Path("moved").iterdir()) == moved
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a system that forks processes")
+def test_a_forked_process_owns_no_folder_and_keeps_none_locked() -> None:
+    config = Config.load("fables", TINY)
+    folder = RunFolder.create("run", Run(config))
+    read, write = os.pipe()
+    with warnings.catch_warnings(action="ignore"):  # of the threads that a child has not
+        child = os.fork()
+    if not child:
+        for use in (folder.save, lambda: RunFolder.resume("run", config)):
+            try:
+                use()
+            except MinigenError as error:
+                os.write(write, f"{error}\n".encode())
+        os.close(write)
+        time.sleep(PATIENCE)  # and lives on
+        os._exit(0)
+    try:
+        os.close(write)
+        with open(read) as told:
+            lines = told.read().splitlines()
+        assert len(lines) == 2
+        assert all("run is being written to by" in line for line in lines)
+        assert [record.step for record in folder.steps()] == [1, 2, 3, 4, 5, 6]
+        del folder
+        gc.collect()
+        open_once_more = "from minigen.files import own; from pathlib import Path; own(Path('run'))"
+        assert subprocess.run([sys.executable, "-c", open_once_more]).returncode == 0
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
