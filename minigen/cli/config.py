@@ -61,10 +61,9 @@ def _comment(text: str) -> str:
 
 
 def _line(name: str, key: "Key") -> str:
-    rule = f" # {key.rule}" if key.rule else ""
     if key.example is None:
-        return f"{name} = {_toml(key.default)}{rule}"
-    return f"# {name} = {_toml(key.example)}{rule}"
+        return f"{name} = {_toml(key.default)} # {key.rule}"
+    return f"# {name} = {_toml(key.example)} # {key.rule}"
 
 
 def _toml(value: Any) -> str:

@@ -51,17 +51,23 @@ def draw(w: Floats, words: Words) -> Integers:
 
 
 class Number(NamedTuple):
-    """A number in a range, as ``rule`` says; ``cure`` tells how to leave the option out.
+    """A number in a range, as ``bounds`` say; ``cure`` tells how to leave the option out.
 
-    ``off``, here and below, is a value beside None and the default that switches an option off.
+    Here and below, ``rule`` completes "it must be …", and ``off`` is a value beside None and the
+    default that switches an option off.
     """
 
     lowest: float
     highest: float
-    rule: str
+    bounds: str
     cure: str = "leave it out to switch it off"
     off: float | None = None
     is_whole: bool = False
+
+    @property
+    def rule(self) -> str:
+        """What it must be."""
+        return f"a {'whole ' * self.is_whole}number, {self.bounds}"
 
     def check(self, name: str, value: Any) -> Any:
         """Return the value as a float, or an int; raises OptionError."""
@@ -71,8 +77,7 @@ class Number(NamedTuple):
                 number = int(value) if self.is_whole else float(value)
                 if self.lowest <= number <= self.highest:
                     return number
-        what = f"a {'whole ' * self.is_whole}number, {self.rule}"
-        raise OptionError(f"{name} must be {what} (got {shown(value)}); {self.cure}")
+        raise OptionError(f"{name} must be {self.rule} (got {shown(value)}); {self.cure}")
 
 
 _MOST = float_info.max
@@ -90,26 +95,24 @@ _BIAS = Number(-_MOST, _MOST, "finite", "to forbid a token, suppress it")
 class Ids:
     """Token ids."""
 
-    off = None
+    rule, off = "a list of token ids", None
 
     def check(self, name: str, value: Any) -> tuple[int, ...]:
         """Return the ids as a tuple; raises OptionError."""
         if not is_list(value, Iterable):
-            raise OptionError(f"{name} must be a list of token ids (got {shown(value)}); () is off")
+            raise OptionError(f"{name} must be {self.rule} (got {shown(value)}); () is off")
         return tuple(_TOKEN.check("a suppressed token's id", token) for token in value)
 
 
 class Biases:
     """A number for each of some token ids."""
 
-    off = None
+    rule, off = "a table of token ids and numbers", None
 
     def check(self, name: str, value: Any) -> dict[int, float]:
         """Return {id: number}; raises OptionError."""
         if not isinstance(value, Mapping):
-            raise OptionError(
-                f"{name} must be a table of token ids and numbers (got {shown(value)}); {{}} is off"
-            )
+            raise OptionError(f"{name} must be {self.rule} (got {shown(value)}); {{}} is off")
         return {
             _TOKEN.check("a biased token's id", token): _BIAS.check("a logit bias", bias)
             for token, bias in value.items()

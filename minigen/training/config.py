@@ -323,10 +323,10 @@ def _sentence(fault: Any, tables: Values) -> str:
         return unknown_key(dotted)
     if fault["type"] == "missing" and len(place) == 2:
         return f"{dotted} is missing"
-    if len(place) >= 2 and (rule := KEYS[dotted].rule):
-        return f"{dotted} must be {rule} (got {shown(tables[place[0]][place[1]])})"
     if fault["type"] == "value_error":  # of several keys or of Policy, which say it themselves
         return str(fault["ctx"]["error"])
+    if len(place) >= 2:
+        return f"{dotted} must be {KEYS[dotted].rule} (got {shown(tables[place[0]][place[1]])})"
     return f"{dotted} must be a table of keys, as [{dotted}] (got {shown(tables[dotted])})"
 
 

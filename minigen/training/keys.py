@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_o
 
 import numpy as np
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -39,11 +38,6 @@ class Rule(str):
     """What completes the sentence "KEY must be …": the text of every error of that key."""
 
 
-def _unicode(text: str) -> str:
-    text.encode()  # fails for bytes that hide in a str as surrogates: no TOML file can hold them
-    return text
-
-
 def _integer(value: Any) -> Any:
     return int(value) if isinstance(value, np.integer) else value
 
@@ -63,7 +57,8 @@ Pair = Annotated[
     Field(strict=False),
     Rule("two numbers from 0 to below 1, as [0.9, 0.99]"),
 ]
-String = Annotated[str, AfterValidator(_unicode), STRING]
+# With a limit pydantic reads a text, and refuses bytes that hide in it: no TOML file can hold them.
+String = Annotated[str, Field(min_length=0), STRING]
 Paths = Annotated[
     tuple[Annotated[String, Field(min_length=1)], ...], Field(strict=False, min_length=1)
 ]
@@ -243,7 +238,8 @@ def _option(name: str) -> tuple[Any, Any]:
     option = OPTIONS[name]
     default = 0.5 if name == "temperature" else option.default
     more = {"decides_weights": False, "example": option.example}
-    return Any, key(default, option.help, before=option.default, **more)
+    its_type = Annotated[Any, Rule(option.kind.rule)]
+    return its_type, key(default, option.help, before=option.default, **more)
 
 
 if TYPE_CHECKING:
@@ -300,8 +296,8 @@ class Tables(_Table):
 class Key:
     """What an entry says: the default is that of a config file which does not list the key.
 
-    ``rule`` completes "KEY must be …", and is empty where a Policy brings its own sentence; where
-    the default is "off", ``example`` is a value that switches it on.
+    ``rule`` completes "KEY must be …"; where the default is "off", ``example`` is a value that
+    switches it on.
     """
 
     default: Any
@@ -314,7 +310,7 @@ class Key:
 def _rule(field: FieldInfo) -> str:
     if get_origin(field.annotation) is Literal:
         return listed((f'"{name}"' for name in get_args(field.annotation)), "or")
-    return next((part for part in field.metadata if isinstance(part, Rule)), "")
+    return next(part for part in field.metadata if isinstance(part, Rule))
 
 
 TABLES: dict[str, Any] = {name: field.annotation for name, field in Tables.model_fields.items()}

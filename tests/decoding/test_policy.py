@@ -380,13 +380,13 @@ def test_a_policy_shows_what_it_changes_and_takes_names_alone():
         Policy.of(Policy(), {"top_k": 4, "min_p": 0.1})
 
 
-def test_the_examples_of_the_options_are_those_of_the_config_file():
+def test_the_examples_and_ranges_of_the_options_are_those_of_the_config_file():
     lines = (Path(__file__).parents[2] / "configs/fables.toml").read_text().splitlines()
     shown = dict(line.removeprefix("# ").split(" = ", 1) for line in lines if " = " in line)
     for name, option in OPTIONS.items():
         if option.example is not None:
             example = str(option.example).replace("{'65': ", '{ "65" = ').replace("}", " }")
-            assert shown[name] == example
+            assert shown[name] == f"{example} # {option.kind.rule}"
 
 
 def test_a_history_holds_nothing_that_no_rule_asks_for():

@@ -69,10 +69,11 @@ def test_the_options_behind_a_comment_sign_in_fables_toml_work(load):
     assert len(differences(load(switched_on), Config.load())) == count > 0
 
 
-def test_every_key_has_a_comment_and_a_rule():
-    assert all(key.comment.endswith(".") for key in KEYS.values())
-    of_policy = {f"sampling.{option}" for option in OPTIONS}
-    assert {name for name, key in KEYS.items() if not key.rule} == of_policy
+def test_every_key_has_a_comment_and_a_rule_which_errors_tell(refusal):
+    assert all(key.comment.endswith(".") and key.rule for key in KEYS.values())
+    for name in OPTIONS:
+        told = f"sampling.{name} must be {KEYS[f'sampling.{name}'].rule} (got True); "
+        assert told in refusal(f"[sampling]\n{name} = true")
 
 
 def test_config_shows_one_key_or_one_table_or_json(minigen):
@@ -85,7 +86,7 @@ def test_config_shows_one_key_or_one_table_or_json(minigen):
         "sampling.top_k": {
             "default": None,
             "comment": KEYS["sampling.top_k"].comment,
-            "rule": "",
+            "rule": "a whole number, at least 0",
             "decides_weights": False,
             "example": 40,
         }
