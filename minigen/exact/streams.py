@@ -6,6 +6,8 @@ neither can disturb the other, and no global generator is ever read or seeded.
 
 import hashlib
 from numbers import Integral
+from threading import Lock
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,8 +43,9 @@ def unit_interval(words: Words) -> NDArray[np.float64]:
 class Stream:
     """Philox 4×64-10 under a key made of seed and name; its whole state is ``position``.
 
-    ``position`` is the index of the next word; assigning it seeks. Source of the generator:
-    J. K. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+    ``position`` is the index of the next word; assigning it seeks. Threads may share a stream: each
+    word goes to one of them. Source of the generator: J. K. Salmon et al., "Parallel random
+    numbers: as easy as 1, 2, 3", SC 2011.
 
     >>> stream = Stream(0, "optimizer")
     >>> stream.word() == Stream(0, "optimizer", position=0).word()
@@ -64,16 +67,26 @@ class Stream:
         digest = hashlib.sha256(text).digest()
         self._key = int.from_bytes(digest[:16], "little")
         self.position = position
+        self.__setstate__({})
         self._from_here(0)  # refuses a position that no stream has
-        self._ahead: tuple[int, list[int]] = position, []
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the lock, and the words ahead, which follow from the position."""
+        return {name: x for name, x in vars(self).items() if name not in ("_taking", "_ahead")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._taking = Lock()
+        self._ahead: tuple[int, list[int]] = 0, []
+        vars(self).update(state)
 
     def __repr__(self) -> str:
         return f"Stream(seed={self.seed}, name={self.name!r}, position={self.position})"
 
     def words(self, n: int) -> Words:
         """Return the next n words, (n,) uint64."""
-        words = self._from_here(n)
-        self.position = int(self.position) + len(words)  # numpy's integers would wrap
+        with self._taking:
+            words = self._from_here(n)
+            self.position = int(self.position) + len(words)  # numpy's integers would wrap
         return words
 
     def _from_here(self, n: int) -> Words:
@@ -92,14 +105,15 @@ class Stream:
 
     def word(self) -> int:
         """Return the next word, 0 ≤ word < 2⁶⁴."""
-        position, (first, ahead) = self.position, self._ahead
-        if type(position) is not int or not 0 <= position - first < len(ahead):
-            # A function of the position alone: it holds wherever the stream is moved to.
-            ahead = self._from_here(_AHEAD).tolist()
-            first = position = int(position)
-            self._ahead = first, ahead
-        self.position = position + 1
-        return ahead[position - first]
+        with self._taking:
+            position, (first, ahead) = self.position, self._ahead
+            if type(position) is not int or not 0 <= position - first < len(ahead):
+                # A function of the position alone: it holds wherever the stream is moved to.
+                ahead = self._from_here(_AHEAD).tolist()
+                first = position = int(position)
+                self._ahead = first, ahead
+            self.position = position + 1
+            return ahead[position - first]
 
     @checked
     def integers(self, n: int, below: int) -> NDArray[np.int64]:

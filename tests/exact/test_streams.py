@@ -1,7 +1,10 @@
 """Streams: word i is a pure function of (seed, name, i), computed here from the definition."""
 
 import hashlib
+import pickle
 import random
+from concurrent.futures import ThreadPoolExecutor
+from copy import copy, deepcopy
 from fractions import Fraction
 
 import numpy as np
@@ -119,6 +122,30 @@ def test_a_stream_goes_on_where_a_number_of_numpy_would_wrap(kind):
     stream.words(kind(3))
     stream.words(kind(100))
     assert stream.position == most + 102
+
+
+def test_threads_that_share_a_stream_get_each_word_once():
+    stream, n = Stream(0, "x"), 4000
+
+    def draw(_):
+        one_by_one = [stream.word() for _ in range(n // 2)]
+        return one_by_one + [x for _ in range(n // 4) for x in stream.words(2).tolist()]
+
+    with ThreadPoolExecutor(4) as pool:
+        found = [word for words in pool.map(draw, range(4)) for word in words]
+    assert sorted(found) == sorted(Stream(0, "x").words(4 * n).tolist())
+    assert stream.position == 4 * n
+
+
+@pytest.mark.parametrize("twin_of", [copy, deepcopy, lambda s: pickle.loads(pickle.dumps(s))])
+def test_a_copy_of_a_stream_goes_on_from_there_by_itself(twin_of):
+    stream = Stream(5, "x", 7)
+    stream.word()
+    twin = twin_of(stream)
+    assert (twin.position, repr(twin)) == (8, repr(stream))
+    after = [stream.word() for _ in range(100)]
+    assert twin.position == 8
+    assert [twin.word() for _ in range(100)] == after == Stream(5, "x", 8).words(100).tolist()
 
 
 def test_streams_of_other_seeds_or_names_share_no_word():
