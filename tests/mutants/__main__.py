@@ -37,12 +37,13 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from fnmatch import fnmatch
+from itertools import product
 from pathlib import Path
 from queue import Queue
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
-from tests.mutants.changes import Change, of_javascript, of_python
+from tests.mutants.changes import Change, lines_of, of_javascript, of_python
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -340,7 +341,7 @@ def _write_page() -> None:
 def _equivalent(file: str) -> set[tuple[str, str]]:
     entries = tomllib.loads((HERE / "equivalent.toml").read_text(encoding="utf-8"))["equivalent"]
     listed = [one for one in entries if one["file"] == file]
-    return {(one["line"], change) for one in listed for change in one["changes"]}
+    return {pair for one in listed for pair in product(lines_of(one), one["changes"])}
 
 
 def _copy(folder: Path, file: str) -> Path:

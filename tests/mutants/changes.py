@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Change(NamedTuple):
@@ -39,6 +39,12 @@ class Change(NamedTuple):
         short = len(old) + len(new) < 160
         name = f"{old} → {new}".strip() if short else f"{old[:75]}… → {new[:75]}…"
         return name if self.number == 1 else f"{name} (no. {self.number})"
+
+
+def lines_of(equivalent: dict[str, Any]) -> list[str]:
+    """The line of an entry of equivalent.toml, or each of several that share their changes."""
+    line = equivalent["line"]
+    return [line] if isinstance(line, str) else list(line)
 
 
 def _numbered(changes: list[Change]) -> list[Change]:
