@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields
 from inspect import getsource, signature
 from pathlib import Path
+from threading import Thread
 from typing import Any, get_type_hints
 
 import numpy as np
@@ -18,8 +19,9 @@ from minigen.decoding.generation import Piece, Task, complete, generate
 from minigen.decoding.generator import _Settings
 from minigen.decoding.policy import OPTIONS, PolicyOptions
 from minigen.decoding.speculation import speculate
+from minigen.model.model import Model
 from minigen.training.keys import SamplingTable
-from tests.conftest import TINY, Result
+from tests.conftest import PATIENCE, TINY, Result
 
 Command = Callable[..., Result]
 
@@ -180,21 +182,27 @@ def test_a_run_draws_on_from_its_stream_one_text_after_the_other(run: Run) -> No
     assert [run.generator.generate(prompt, max_new_tokens=5) for prompt in "ab"] == texts
 
 
+FLAT: dict[str, Any] = {"temperature": 1e300, "min_new_tokens": 999}  # a token is a word's byte
+
+
+def flat_run(every: int = 1) -> Run:
+    sampling = {"every": every, "max_new_tokens": 9, **FLAT}
+    return Run(Config.load(overrides=TINY | {f"sampling.{key}": v for key, v in sampling.items()}))
+
+
 def test_each_word_of_a_run_goes_to_whoever_needs_one_next_and_to_nobody_else() -> None:
-    flat: dict[str, Any] = {"temperature": 1e300, "min_new_tokens": 999}  # a token is a word's byte
-    sampling = {"every": 1, "max_new_tokens": 9, **flat}
-    run = Run(Config.load(overrides=TINY | {f"sampling.{key}": v for key, v in sampling.items()}))
+    run = flat_run()
     drawn: list[int | None] = []
 
     def take(pieces: Iterator[Piece], count: int) -> None:
         drawn.extend(next(pieces).token_id for _ in range(count))
 
     make = run.generator.pieces
-    one, other = (make(["Once"], max_new_tokens=99, **flat) for _ in range(2))
-    drafted = make(["Once"], draft=run.generator, num_draft_tokens=1, max_new_tokens=5, **flat)
+    one, other = (make(["Once"], max_new_tokens=99, **FLAT) for _ in range(2))
+    drafted = make(["Once"], draft=run.generator, num_draft_tokens=1, max_new_tokens=5, **FLAT)
     take(one, 1)
     take(other, 2)
-    drawn += run.generator.generate("Then", max_new_tokens=20, **flat).token_ids
+    drawn += run.generator.generate("Then", max_new_tokens=20, **FLAT).token_ids
     take(one, 3)
     sample = run.train(1)[0].sample
     assert sample
@@ -206,6 +214,56 @@ def test_each_word_of_a_run_goes_to_whoever_needs_one_next_and_to_nobody_else() 
         before = run.streams["inference"].position
         next(pieces)
         assert run.streams["inference"].position > before >= len(drawn)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda run: run.generate("a", max_new_tokens=9, **FLAT),
+        lambda run: run.train(1)[0].sample.text,
+    ],
+    ids=["generate", "train"],
+)
+def test_no_thread_takes_a_word_between_those_of_a_text(
+    monkeypatch: pytest.MonkeyPatch, write: Callable[[Run], str]
+) -> None:
+    alone, run, logits = flat_run(), flat_run(), Model.logits
+    expected = [write(alone), alone.generate("b", max_new_tokens=9, **FLAT)]
+    found: list[str] = []
+
+    def write_beside() -> None:
+        found.append(run.generator.generate("b", max_new_tokens=9, **FLAT).text)
+
+    thread = Thread(target=write_beside)
+
+    def begun_within(*arguments: Any) -> Any:
+        if not thread.ident:
+            thread.start()
+            thread.join(0.2)  # not to its end, since it waits for its turn
+        return logits(*arguments)
+
+    monkeypatch.setattr(Model, "logits", begun_within)
+    text = write(run)
+    thread.join()
+    assert [text, *found] == expected
+
+
+def test_a_step_without_a_sample_keeps_no_thread_from_writing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run, advance = flat_run(every=0), Run._advance
+    thread = Thread(target=run.generate, kwargs={"max_new_tokens": 9, **FLAT})
+    waits: list[bool] = []
+
+    def beside(after: Run) -> Any:
+        thread.start()
+        thread.join(PATIENCE)
+        waits.append(thread.is_alive())
+        return advance(after)
+
+    monkeypatch.setattr(Run, "_advance", beside)
+    run.train(1)
+    assert waits == [False]
 
 
 def test_what_a_run_writes_first_is_what_its_checkpoint_writes(run: Run, tmp_path: Path) -> None:
