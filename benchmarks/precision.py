@@ -1,7 +1,8 @@
 """How far the gradient's grids lead from plain float64: `python -m benchmarks.precision`.
 
-The default config is trained beside its control, the same model in plain floats. After some steps
-the gradients of the next batch are compared, too, both at the weights of the exact run.
+The default config is trained beside its control, the same model in plain floats; then once more
+with a batch so small that it leaves the grids more bits. After some steps the gradients of the next
+batch are compared, too, both at the weights of the exact run.
 """
 
 import copy
@@ -16,6 +17,7 @@ from minigen.proof.floats import with_floats
 
 STEPS = 600
 COMPARED = (0, 30, 100, STEPS)  # steps at which gradients are
+SMALL_BATCH = 512
 
 
 def columns(run: Run) -> Iterator[str]:
@@ -41,12 +43,11 @@ def columns(run: Run) -> Iterator[str]:
         )
 
 
-def main() -> None:
-    config = Config.load("fables", overrides=QUIET)
+def compare(config: Config) -> None:
     exact, plain = Run(config), Run(config)
     with_floats(plain)
     d, weights = gradient_bits(config.training.batch_size, config.model.context_length)
-    print(f"bits: {d} of p - 1[y], {weights} of a weight")
+    print(f"batch_size {config.training.batch_size}: {d} bits of p - 1[y], {weights} of a weight")
     losses = []
     for step in range(STEPS + 1):
         if step in COMPARED:
@@ -60,6 +61,12 @@ def main() -> None:
         f"{abs(validation[0] - validation[1]):.1e}, weights within "
         f"{np.max(np.abs(exact.model.flat - plain.model.flat)):.1e}"
     )
+
+
+def main() -> None:
+    default = Config.load("fables", overrides=QUIET)
+    compare(default)
+    compare(default.override({"training.batch_size": SMALL_BATCH}))
 
 
 if __name__ == "__main__":
