@@ -64,6 +64,10 @@ ALLOWED = {
     ("decoding/scoring.py", "in_units", "sum()"): "Python integers",
     ("decoding/scoring.py", "evaluate", "sum()"): "Python integers",
     ("cli/info.py", "info", "sum()"): "sizes",
+    ("cli/proving.py", "_check_all", "sum()"): "steps",
+    ("cli/sweep.py", "_train_all", "sum()"): "steps",
+    ("proof/verification.py", "Verification.steps", "sum()"): "steps",
+    ("training/checkpoint.py", "save", "sum()"): "sizes",
     ("text/documents.py", "Reader.__init__", "sum()"): "sizes",
     ("training/sweep.py", "", "import statistics"): "exact fractions, for a table",
 }

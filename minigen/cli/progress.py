@@ -5,6 +5,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from threading import Event, RLock, Thread
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 _LONG = 4 << 20  # bytes of a text that take a second or more
 _TICK = 1.0  # seconds
-_LOCK = RLock()  # tqdm's own is one between processes: a helper that is ended would leave it behind
 
 progress_option = click.option(
     "--progress/--no-progress",
@@ -37,13 +37,20 @@ def line(message: object) -> str:
     return visible(text) if sys.stderr.isatty() else text
 
 
-def note(message: str) -> None:
-    """Say something on stderr, above a progress bar if one is there."""
+@cache
+def _tqdm() -> Any:
+    """Return the class of bars, imported when there is one, or a note, to show."""
     from tqdm import tqdm
 
-    tqdm.set_lock(_LOCK)
+    # Its own lock is one between processes: a helper that is ended would leave it behind.
+    tqdm.set_lock(RLock())
+    return tqdm
+
+
+def note(message: str) -> None:
+    """Say something on stderr, above a progress bar if one is there."""
     text = visible(message) if sys.stderr.isatty() else message
-    tqdm.write(f"{text}\n", file=sys.stderr, end="")  # in one piece, whoever else writes there
+    _tqdm().write(f"{text}\n", file=sys.stderr, end="")  # in one piece, whoever else writes there
 
 
 class _Notes(logging.Handler):
@@ -77,14 +84,11 @@ def bar(progress: bool | None, begins: str, **settings: Any) -> "Iterator[tqdm[A
     ``progress`` is what the user said; else there is a bar on a terminal alone. Its clock goes on
     however long the next step takes. ``begins`` may be empty: then nothing is said.
     """
-    from tqdm import tqdm
-
-    tqdm.set_lock(_LOCK)
     shows = sys.stderr.isatty() if progress is None else progress
     if begins and not shows:
         note(begins)
     is_over = Event()
-    with tqdm(disable=not shows, **settings) as shown:
+    with _tqdm()(disable=not shows, **settings) as shown:
 
         def tick() -> None:
             while not is_over.wait(_TICK):

@@ -6,8 +6,6 @@ from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
 from dataclasses import asdict
-from functools import reduce
-from operator import add
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -259,7 +257,7 @@ def _check_all(
             verifications[0].read(reading)
 
     segments = [segment for one in verifications for segment in one.segments]
-    total = reduce(add, (segment.steps for segment in segments), 0)
+    total = sum(segment.steps for segment in segments)
     most = helpers(workers)
     if workers.size > 1:
         workers.from_first(read)  # as long as the others can hear of its failure

@@ -4,8 +4,7 @@ import platform
 from collections.abc import Mapping
 from concurrent.futures import wait
 from concurrent.futures.process import BrokenProcessPool
-from functools import cache, reduce
-from operator import add
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -106,7 +105,7 @@ def _train_all(
     from minigen.training.sweep import last_metrics
 
     failures: dict[Path, MinigenError] = {}
-    steps = reduce(add, (config.training.steps for config in todo.values()))
+    steps = sum(config.training.steps for config in todo.values())
     with (
         pool(workers, len(todo), within=notes_of_libraries) as executor,
         bar(progress, "", total=steps, unit="step") as shown,
@@ -126,7 +125,7 @@ def _train_all(
                         waiting.remove(future)
                         note(f"training {futures[future].name}")
                     continue
-                come = reduce(add, (last_metrics(folder).get("step", 0) for folder in todo))
+                come = sum(last_metrics(folder).get("step", 0) for folder in todo)
                 shown.set_postfix_str(f"{len(futures) - len(running)} of {len(futures)} runs")
                 shown.update(come - shown.n)
         except KeyboardInterrupt:

@@ -45,7 +45,7 @@ class Choices:
         return self._accept() * denominator < numerator << 64
 
     def replace(self, weights: list[int]) -> int:
-        """Draw a token as ``decoding.draw`` does, from weights too large for floats."""
+        """Draw a token as ``policy.draw`` does, from weights too large for floats."""
         cumulative = list(accumulate(weights))
         return bisect_right(cumulative, self._accept() * cumulative[-1] >> 64)
 

@@ -35,7 +35,7 @@ class Grids(NamedTuple):
     W_unit: float
 
     def hidden(self, contexts: Integers) -> Floats:
-        """Return h of contexts (n, K), its columns in the order of the rows of W: (n, D·K)."""
+        """Return h of contexts (n, K) as W lies, so that no product copies it: (n, D·K)."""
         h: Floats = self.E.take(contexts, axis=0).transpose(0, 2, 1)  # (n, D, K)
         return h.reshape(len(h), h.shape[1] * h.shape[2])
 

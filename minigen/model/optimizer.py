@@ -1,10 +1,12 @@
 """The optimizer: one elementwise rule over all parameters at once, and its schedule."""
 
+from inspect import signature
 from math import ldexp
 from typing import Any
 
 import numpy as np
 
+from minigen.errors import OptionError
 from minigen.exact.arithmetic import (
     Floats,
     ceil_log2,
@@ -34,7 +36,7 @@ class Optimizer:
     """The state of the update rule: moments, flat like the parameters, and the step count.
 
     Arguments are the keys of the config's ``[optimizer]`` table and the steps of the schedule;
-    ``options`` are those that single rules ask for.
+    ``options`` are those that single rules ask for; one that none asks for raises OptionError.
     """
 
     def __init__(
@@ -51,6 +53,9 @@ class Optimizer:
         decay: str,
         **options: Any,
     ):
+        asked = {key for rule in OPTIMIZERS.values() for key in signature(rule.scalars).parameters}
+        for key in options.keys() - asked:
+            raise OptionError(f"optimizer.{key} has no effect: no rule of OPTIMIZERS asks for it")
         self.name = name
         self.peak_learning_rate, self.total_steps = learning_rate, total_steps
         self.betas, self.options = betas, options

@@ -35,12 +35,12 @@ def adamw(
 
 
 def sgd(
-    p: Any, g: Any, momentum: Any, clip: float, keep: float, decay: float, rate: float
+    p: Any, g: Any, velocity: Any, clip: float, keep: float, momentum: float, rate: float
 ) -> tuple[Any, ...]:
-    """One SGD update with momentum (decay of the velocity) of p; returns (p, momentum)."""
-    momentum = decay * momentum + g * clip
-    momentum = momentum * (np.abs(momentum) >= _SMALLEST_FIRST) + 0.0
-    return p * keep - rate * momentum, momentum
+    """One SGD update of p with momentum, the share of the velocity kept; returns (p, velocity)."""
+    velocity = momentum * velocity + g * clip
+    velocity = velocity * (np.abs(velocity) >= _SMALLEST_FIRST) + 0.0
+    return p * keep - rate * velocity, velocity
 
 
 def _adamw_scalars(

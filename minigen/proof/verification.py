@@ -9,9 +9,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import reduce
 from itertools import pairwise
-from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +128,7 @@ class Verification:
     @property
     def steps(self) -> int:
         """How many steps the segments take."""
-        return reduce(add, (segment.steps for segment in self.segments))
+        return sum(segment.steps for segment in self.segments)
 
     @property
     def share(self) -> float:

@@ -11,8 +11,6 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import reduce
-from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +110,7 @@ def save(path: str | Path, checkpoint: Checkpoint) -> None:
             raise MinigenError(f"its name is that of another step, and it is of {checkpoint.step}")
         text = _canonical({**description, "checksum": _checksum(description)})
         header = _header(tensors, text)
-        _check_described(len(header) - 8, reduce(add, (one.nbytes for one in contents)))
+        _check_described(len(header) - 8, sum(one.nbytes for one in contents))
     except MinigenError as error:
         raise MinigenError(f"cannot save {path}: {error}") from None
     write_atomically(path, header, *contents)

@@ -100,9 +100,9 @@ class Config(Tables):
         Raises OptionError where the overrides alone are at fault, else MinigenError.
         """
         changed = _laid_over(tables, overrides or {})
-        is_known = is_saved and not _laid_over({}, overrides or {}).keys() & {"training", "model"}
+        is_exempt = is_saved and not _laid_over({}, overrides or {}).keys() & {"training", "model"}
         try:
-            return cls.model_validate(changed, context=is_known)
+            return cls.model_validate(changed, context=is_exempt)
         except ValidationError as error:
             faults = error.errors()
             told = list(dict.fromkeys(_sentence(fault, changed) for fault in faults[:_MOST_FAULTS]))

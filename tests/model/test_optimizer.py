@@ -6,7 +6,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from minigen.errors import MinigenError
+from minigen.errors import MinigenError, OptionError
 from minigen.exact.streams import Stream
 from minigen.model import engines, kernels
 from minigen.model.model import Model
@@ -36,6 +36,11 @@ def numbers(size: int, seed: int = 0) -> np.ndarray:
 
 
 # the update rules
+
+
+def test_an_option_that_no_rule_asks_for_is_refused():
+    with pytest.raises(OptionError, match=r"^optimizer\.dampening has no effect: no rule "):
+        new_optimizer(dampening=0.1)
 
 
 @pytest.mark.parametrize("size", SIZES)
