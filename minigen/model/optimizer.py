@@ -54,7 +54,7 @@ class Optimizer:
         **options: Any,
     ):
         asked = {key for rule in OPTIMIZERS.values() for key in signature(rule.scalars).parameters}
-        for key in options.keys() - asked:
+        for key in sorted(options.keys() - asked):
             raise OptionError(f"optimizer.{key} has no effect: no rule of OPTIMIZERS asks for it")
         self.name = name
         self.peak_learning_rate, self.total_steps = learning_rate, total_steps

@@ -158,7 +158,8 @@ def _of_tensors(a: Checkpoint, b: Checkpoint, step: int) -> list[Difference]:
 def _of_tensor(name: str, where: str, a: Any, b: Any) -> Difference | None:
     kind = "tensor" if "." in name or where != "at the start" else "initial weights"
     if b is None or a.shape != b.shape:
-        return Difference(f"{kind} {name} {where}", list(a.shape), b is not None and list(b.shape))
+        other = None if b is None else list(b.shape)
+        return Difference(f"{kind} {name} {where}", list(a.shape), other)
     if a.tobytes() == b.tobytes():
         return None
     bits = a.view(np.int64) != b.view(np.int64)

@@ -209,7 +209,7 @@ def judge(
     tried = {name: outcome for name, outcome in outcomes.items() if not outcome.unavailable}
     kernels = sorted({outcome.kernel for outcome in tried.values()} - {""})
     floats = count_floats(tried)
-    listed, left_out = ", ".join(tried), ", ".join(outcomes.keys() - tried.keys())
+    listed, left_out = ", ".join(tried), ", ".join(sorted(outcomes.keys() - tried.keys()))
     is_alike = len(kernels) < 2 and floats < 2
     return claim(
         "environment",

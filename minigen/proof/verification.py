@@ -278,7 +278,8 @@ def compare(saved: checkpoint.Checkpoint, again: checkpoint.Checkpoint) -> list[
     """
     names = [*checkpoint.PARAMETERS, *sorted(again.tensors.keys() - set(checkpoint.PARAMETERS))]
     found = [_compare(name, saved.tensors.get(name), again.tensors[name]) for name in names]
-    found += [f"tensor {name}: not there" for name in saved.tensors.keys() - again.tensors.keys()]
+    only = sorted(saved.tensors.keys() - again.tensors.keys())
+    found += [f"tensor {name}: not there" for name in only]
     if saved.tokenizer != again.tokenizer:
         found.append("tokenizer: other merges than the text gives")
     texts = saved.corpus_sha256, again.corpus_sha256

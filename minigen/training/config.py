@@ -332,10 +332,10 @@ def _sentence(fault: Any, tables: Values) -> str:
 
 def unknown_key(dotted: str) -> str:
     """Say that there is no such key, or table, and which is the most like it."""
-    table, _, name = dotted.rpartition(".")
+    *table, name = dotted.split(".")[:2]  # a key of a key's own table is behind them
 
     def rank(known: str) -> float:
-        known_table, _, known_name = known.rpartition(".")
+        *known_table, known_name = known.split(".")
         return likeness(name, known_name) + 0.25 * (known_table == table)
 
     meant = max([*KEYS, *TABLES], key=rank)

@@ -229,13 +229,13 @@ class Run:
         if not 0 <= steps <= left:
             raise OptionError(
                 f"steps must be from 0 to the {left} left of training.steps = "
-                f"{self.config.training.steps} (got {steps}); raise training.steps to train longer"
+                f"{self.config.training.steps} (got {steps}); more of them take a new run"
             )
         return (self._take_step() for _ in range(steps))
 
     def _all_done(self) -> str:
         done = f"all {self.step} steps of training.steps are done"
-        return f"{done}; raise training.steps to train longer"
+        return f"{done}; more of them take a new run"
 
     def _take_step(self) -> StepRecord:
         if self.step == self.config.training.steps:  # of two iterators, the other took the last

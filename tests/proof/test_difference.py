@@ -148,6 +148,12 @@ def test_another_key(original, tmp_path, diff, key, a, b, first_step):
     assert (found["first_part"], "Another config" in said) == (None, True)
 
 
+def test_a_moment_that_only_one_of_them_has(original, tmp_path, diff):
+    _, found, _ = diff(original, train(tmp_path / "b", TEXT, **{"optimizer.name": "sgd"}))
+    seconds = [one for one in found["differences"] if one["what"].startswith("tensor v.")]
+    assert [one["b"] for one in seconds] == [None] * 3
+
+
 def test_another_text(original, tmp_path, diff):
     status, found, said = diff(original, train(tmp_path / "b", TEXT.replace("fox", "cat")))
     assert status == 1

@@ -532,3 +532,11 @@ def test_text_that_came_from_standard_input_is_asked_for(folder, text, verify):
     assert status == 1
     assert "give that text with --text" in err
     assert verify(folder, "--text", str(text))[0] == 0
+
+
+def test_tensors_that_training_again_does_not_give_are_listed_in_order(folder):
+    again = load(folder / "step-000006.safetensors")
+    odd = {f"{letter}.b": again.tensors["b"] for letter in "zyxwutsrq"}
+    saved = dataclasses.replace(again, tensors=again.tensors | odd)
+    told = [f"tensor {letter}.b: not there" for letter in "qrstuwxyz"]
+    assert verification.compare(saved, again) == told

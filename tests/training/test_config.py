@@ -322,6 +322,8 @@ def test_an_unknown_key_names_the_nearest_known_one(refusal):
     assert "'training.step': the nearest known one is training.steps" in refusal(
         "[training]\nstep = 3"
     )
+    told = "'sampling.logit_bias.65': the nearest known one is sampling.logit_bias"
+    assert told in refusal("", {"sampling.logit_bias.65": 3}, OptionError)
     assert "'sampling.top_pp': the nearest known one is sampling.top_p" in refusal(
         "[sampling]\ntop_pp = 3"
     )

@@ -102,7 +102,7 @@ def test_steps_are_from_0_to_those_that_are_left():
     assert [record.step for record in run.steps(3)] == [1, 2, 3]
     assert list(run.steps(0)) == []
     assert refused(OptionError, lambda: run.steps(-1)).startswith("steps must be from 0 to the 0")
-    done = "all 3 steps of training.steps are done; raise training.steps to train longer"
+    done = "all 3 steps of training.steps are done; more of them take a new run"
     assert refused(OptionError, lambda: run.steps(1)) == done
     with pytest.warns(UserWarning, match=f"^nothing left to train: {done}$") as caught:
         run.train()
