@@ -51,7 +51,7 @@ def draw(w: Floats, words: Words) -> Integers:
 
 
 class Number(NamedTuple):
-    """A number in a range, as ``bounds`` say; ``cure`` tells how to leave the option out.
+    """A number in a range; ``cure`` tells how to leave the option out.
 
     Here and below, ``rule`` completes "it must be …", and ``off`` is a value beside None and the
     default that switches an option off.
@@ -59,15 +59,10 @@ class Number(NamedTuple):
 
     lowest: float
     highest: float
-    bounds: str
+    rule: str
     cure: str = "leave it out to switch it off"
     off: float | None = None
     is_whole: bool = False
-
-    @property
-    def rule(self) -> str:
-        """What it must be."""
-        return f"a {'whole ' * self.is_whole}number, {self.bounds}"
 
     def check(self, name: str, value: Any) -> Any:
         """Return the value as a float, or an int; raises OptionError."""
@@ -81,15 +76,17 @@ class Number(NamedTuple):
 
 
 _MOST = float_info.max
-_COUNT = Number(0, inf, "at least 0", "0 is off", off=0, is_whole=True)
-PENALTY = Number(-_MOST, _MOST, "finite", "0 is off")
-SIZE = Number(1, inf, "at least 1", "leave it out for the usual one", is_whole=True)
-_CUTOFF = Number(0.0, 1.0, "between 0 and 1")
-_MASS = Number(0.0, 1.0, "between 0 and 1", off=1)  # with its slack, 1 would cut the tail
-_TOKEN = Number(0, inf, "at least 0", "ids are those of `minigen next`", is_whole=True)
-_PROMPT = Number(0, inf, "at least 0", "it counts the prompt's tokens", is_whole=True)
-_WORD = Number(0, 2**64 - 1, "from 0 to below 2^64", "a Stream gives them", is_whole=True)
-_BIAS = Number(-_MOST, _MOST, "finite", "to forbid a token, suppress it")
+_COUNT = Number(0, inf, "a whole number, at least 0", "0 is off", off=0, is_whole=True)
+PENALTY = Number(-_MOST, _MOST, "a number, finite", "0 is off")
+SIZE = Number(1, inf, "a whole number, at least 1", "leave it out for the usual one", is_whole=True)
+_CUTOFF = Number(0.0, 1.0, "a number, between 0 and 1")
+_MASS = Number(0.0, 1.0, "a number, between 0 and 1", off=1)  # with its slack, 1 would cut the tail
+_TOKEN = _COUNT._replace(cure="ids are those of `minigen next`")
+_PROMPT = _COUNT._replace(cure="it counts the prompt's tokens")
+_WORD = Number(
+    0, 2**64 - 1, "a whole number, from 0 to below 2^64", "a Stream gives them", is_whole=True
+)
+_BIAS = Number(-_MOST, _MOST, "a number, finite", "to forbid a token, suppress it")
 
 
 class Ids:
@@ -200,7 +197,7 @@ class Policy:
     )
     repetition_penalty: float = _rule(
         rules.penalize_repetition,
-        Number(ulp(0.0), _MOST, "greater than 0", "1 is off"),
+        Number(ulp(0.0), _MOST, "a number, greater than 0", "1 is off"),
         1.1,
         "Divide logits of tokens that occurred, in the prompt too; below 0, multiply.",
         default=1.0,
@@ -242,14 +239,14 @@ class Policy:
     )
     temperature: float = _gap_filter(
         filters.scale_temperature,
-        Number(0.0, _MOST, "at least 0", "0 is greedy, 1 changes nothing"),
+        Number(0.0, _MOST, "a number, at least 0", "0 is greedy, 1 changes nothing"),
         None,  # the config has a default of its own
         "Divide logits by this: below 1 the likely becomes likelier; 0 is greedy.",
         default=1.0,
     )
     top_n_sigma: float | None = _gap_filter(
         filters.keep_top_n_sigma,
-        Number(ulp(0.0), _MOST, "greater than 0"),
+        Number(ulp(0.0), _MOST, "a number, greater than 0"),
         1.5,
         "Keep logits within N standard deviations of the best.",
     )
