@@ -108,6 +108,7 @@ class ByteTokenizer:
             np.concatenate(list(self.encode_stream([to_bytes(text).decode("latin-1")])))
         )
 
+    @checked
     def encode_stream(self, texts: Iterable[str]) -> Iterator[NDArray[Any]]:
         """Yield the ids of one long text of characters that arrives in blocks, cut anywhere.
 
@@ -177,6 +178,7 @@ class ByteTokenizer:
         )
 
     @classmethod
+    @checked
     def train_stream(cls, texts: Iterable[str], vocab_size: int) -> "ByteTokenizer":
         """Learn merges from one long text of characters that arrives in blocks, cut anywhere.
 

@@ -229,6 +229,15 @@ def test_a_block_that_holds_more_than_characters_is_refused(tokenizer, block):
             list(read(iter(["the", block])))
 
 
+@pytest.mark.parametrize("texts", ["the", b"the", 5, None])
+def test_what_is_no_list_of_blocks_is_refused(tokenizer, texts):
+    for read in (tokenizer.encode_stream, lambda x: ByteTokenizer.train_stream(x, 300)):
+        with pytest.raises(OptionError, match=r"^texts must be a list of str \(got"):
+            read(texts)
+    with pytest.raises(OptionError, match=r"^vocab_size must be a whole number \(got"):
+        ByteTokenizer.train_stream(["the"], texts if texts != 5 else 5.0)
+
+
 def test_documents_that_come_one_by_one_are_texts_as_well():
     documents = [b"the the", b"\xff the"]
     assert ByteTokenizer.train(iter(documents), 260).merges
