@@ -23,9 +23,11 @@ def best_first(scores: Floats, count: int) -> Integers:
 
     −inf is never found, and neither is a sum that a penalty has made overflow.
     """
-    scores = np.where(scores < np.inf, scores, -np.inf)
-    order = np.argsort(-scores, kind="stable")[:count]
-    best: Integers = order[scores[order] > -np.inf]
+    ranks = np.where(scores < np.inf, -scores, np.inf)
+    last = min(count, len(ranks)) - 1
+    # Those that can be among them: to sort all took longer than the rest of a step.
+    found = np.flatnonzero((ranks < np.inf) & (ranks <= np.partition(ranks, last)[last]))
+    best: Integers = found[np.argsort(ranks[found], kind="stable")[:count]]
     return best
 
 
