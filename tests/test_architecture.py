@@ -54,6 +54,7 @@ ALLOWED = {
         "keep_top_k",
         "np.partition",
     ): "yields a value, the same for all ties",
+    ("decoding/beams.py", "best_first", "np.partition"): "yields a value, as in keep_top_k",
     ("decoding/filters.py", "keep_top_p", ".sort() not stable"): "yields values, equal ones alike",
     ("decoding/filters.py", "keep_top_p", "np.add.accumulate"): "integer weights within 2^52",
     (
