@@ -79,7 +79,7 @@ class Run:
 
     A step is made on the side and takes its place at once: whatever is raised on the way, the run
     is as before the step or as after it, and other threads that ask it for text find it so, too.
-    Copies and pickles of a run are runs.
+    Threads that train it take turns, each step once. Copies and pickles of a run are runs.
 
     >>> config = Config.load("fables", overrides={"training.steps": 2})
     >>> [record.step for record in Run(config).steps()]
@@ -170,6 +170,7 @@ class Run:
         )
         config.sampling.policy.check_ids(tokenizer.vocab_size)  # now, not at the first sample
         self.last: StepRecord | None = None  # what the latest step left, in this process
+        self._training = RLock()  # held by the thread that takes a step
         self._drawing = RLock()  # held by the thread that draws from ``inference``
         self.tokenizer = tokenizer
         V, K, D = tokenizer.vocab_size, config.model.context_length, config.model.embedding_dim
@@ -238,23 +239,28 @@ class Run:
         return f"{done}; more of them take a new run"
 
     def _take_step(self) -> StepRecord:
-        if self.step == self.config.training.steps:  # of two iterators, the other took the last
-            raise OptionError(self._all_done())
-        self.read_corpus()
-        samples = is_due(self.step + 1, self.config.sampling.every)
-        with self._drawing if samples else nullcontext():
-            after = copy(self)
-            positions = {name: stream.position for name, stream in after.streams.items()}
-            record = self.workers.step(self.step + 1, after._advance)
-            # A stream that the step did not use stays: another thread may be drawing from it.
-            moved = {name: s for name, s in after.streams.items() if s.position != positions[name]}
-            # One call, so that neither an interruption nor another thread comes between.
-            vars(self).update(
-                model=after.model,
-                optimizer=after.optimizer,
-                streams=self.streams | moved,
-                last=record,
-            )
+        with self._training:
+            if self.step == self.config.training.steps:  # of two iterators, the other took the last
+                raise OptionError(self._all_done())
+            self.read_corpus()
+            samples = is_due(self.step + 1, self.config.sampling.every)
+            with self._drawing if samples else nullcontext():
+                return self._step_aside()
+
+    def _step_aside(self) -> StepRecord:
+        """Take a step in a copy, and its place at once: see ``Run``."""
+        after = copy(self)
+        positions = {name: stream.position for name, stream in after.streams.items()}
+        record = self.workers.step(self.step + 1, after._advance)
+        # A stream that the step did not use stays: another thread may be drawing from it.
+        moved = {name: s for name, s in after.streams.items() if s.position != positions[name]}
+        # One call, so that neither an interruption nor another thread comes between.
+        vars(self).update(
+            model=after.model,
+            optimizer=after.optimizer,
+            streams=self.streams | moved,
+            last=record,
+        )
         return record
 
     def __copy__(self) -> Self:
@@ -266,11 +272,11 @@ class Run:
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the whole run, but for who watches its text being read, and its lock."""
-        return {**vars(self), "_progress": None, "_drawing": None}
+        """Return the whole run, but for who watches its text being read, and locks."""
+        return {**vars(self), "_progress": None, "_training": None, "_drawing": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _drawing=RLock())
+        vars(self).update(state, _training=RLock(), _drawing=RLock())
 
     def _advance(self) -> StepRecord:
         """Take a step, in place: see ``_take_step``."""

@@ -318,6 +318,21 @@ def test_threads_that_ask_one_run_get_its_texts_each_once(hasty):
     assert sorted(job.result() for job in jobs) == sorted(alone)
 
 
+def test_threads_that_train_one_run_take_each_step_once(hasty):
+    changes = {"training.steps": 60, "sampling.every": 0, "evaluation.every": 0}
+    alone, run, start = new_run(changes), new_run(changes), threading.Barrier(3)
+    expected = [record.metrics() for record in alone.train()]
+
+    def train(steps):
+        start.wait()
+        return run.train(steps)
+
+    with ThreadPoolExecutor(3) as threads:
+        taken = [record.metrics() for some in threads.map(train, [20] * 3) for record in some]
+    assert sorted(taken, key=lambda line: line["step"]) == expected
+    assert run.fingerprint == alone.fingerprint
+
+
 # ── The table's rows that are kept ───────────────────────────────────────────────────────────────
 
 
