@@ -175,7 +175,13 @@ def _check_config_beside(path: Path, config: Config) -> None:
 
 def doubt(path: Path, saved: checkpoint.Checkpoint) -> None:
     """Warn where the logs of a run folder are not those that a checkpoint in it vouches for."""
-    if (path.parent / CONFIG).is_file() and (found := fault(path, saved.logs)):
+    if not (path.parent / CONFIG).is_file():
+        return
+    try:
+        found = fault(path, saved.logs)
+    except MinigenError as error:
+        found = str(error)
+    if found:
         warnings.warn(f"{path.parent}: {found}", stacklevel=2)
 
 

@@ -97,10 +97,10 @@ class RunFolder:
         if self._owned:
             self._owned.writer = id(self)
         files.write_atomically(self.path / CONFIG, self.run.config.to_toml().encode())
-        with files.explained(f"cannot write to {self.path}"):
-            files.sync(self.path.parent)  # the folder itself must be there after a power cut
-            for name in logs.LOGS:
-                path, state = self.path / name, (vouched or {}).get(name)
+        files.sync(self.path.parent)  # the folder itself must be there after a power cut
+        for name in logs.LOGS:
+            path, state = self.path / name, (vouched or {}).get(name)
+            with files.explained(f"cannot write to {path}"):
                 size = state["bytes"] if state else logs.end_of(path, self.run.step)
                 self._logs[name] = Log(path, size)
 

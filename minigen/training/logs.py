@@ -83,11 +83,14 @@ def require_own(path: Path) -> None:
 
 
 def fault(checkpoint: Path, vouched: Mapping[str, State] | None) -> str:
-    """Say which log beside a checkpoint is not what it vouches for; nothing where both are."""
+    """Say which log beside a checkpoint is not what it vouches for; nothing where both are.
+
+    Raises MinigenError for one that cannot be read, which may be whole.
+    """
     for name, state in (vouched or {}).items():  # which a loaded checkpoint has named rightly
         digest, left = hashlib.sha256(), state["bytes"]
-        # Of a log that is not there, or cannot be read, none is what it was.
-        with suppress(FileNotFoundError, MinigenError), opened(checkpoint.parent / name) as file:
+        # Of a log that is not there, nothing is what it was.
+        with suppress(FileNotFoundError), opened(checkpoint.parent / name) as file:
             while left and (block := file.read(min(left, _BLOCK))):
                 digest.update(block)
                 left -= len(block)

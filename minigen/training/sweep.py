@@ -179,17 +179,19 @@ def _write_plan(path: Path, runs: Mapping[str, Config]) -> None:
 def _read_plan(path: Path) -> dict[str, Config]:
     """Return what was planned: sub-folder → config; nothing in a sweep of before there was a plan.
 
-    Raises MinigenError where the file is damaged.
+    Raises MinigenError where the file is damaged, or cannot be read.
     """
     try:
         with files.opened(path / PLAN) as file:
-            plan = json.loads(file.read())
+            data = file.read()
+    except FileNotFoundError:
+        return {}
+    try:
+        plan = json.loads(data)
         first = Config.from_dict(plan["config"])
         runs = {name: first.override(changes) for name, changes in plan["runs"].items()}
         if any(_folder_name(name) != name or name.startswith(".") for name in runs):
             raise ValueError
-    except FileNotFoundError:
-        return {}
     except (MinigenError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise MinigenError(
             f"{path / PLAN} is damaged: remove it, to go on with the runs that are there"

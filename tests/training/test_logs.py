@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from minigen import Config, MinigenError, Run, write_report
+from minigen import Config, MinigenError, Run, verify, write_report
 from minigen.training import checkpoint
 from minigen.training import logs as module
 from minigen.training.folder import RunFolder
@@ -25,6 +26,7 @@ from minigen.training.logs import (
     parse,
     read_lines,
 )
+from minigen.training.sweep import mend
 from tests.conftest import TINY, Result
 
 pytestmark = pytest.mark.filterwarnings("default:.*has lost, doubled or changed a line")
@@ -127,6 +129,29 @@ def test_where_no_checkpoint_agrees_it_is_refused_and_nothing_changed(
     found = minigen("train", "--resume", "--out", str(folder))
     assert (found.status, found.err.count("\n")) == (1, 1)
     assert "no other checkpoint agrees with the logs: put the log back as it was" in found.err
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("log", VOUCHED)
+def test_a_log_that_cannot_be_read_is_not_taken_for_a_damaged_one(
+    log: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, config = contents(folder), Config.of_run(folder)
+    real, told = module.opened, f"cannot read {folder / log}: Permission denied"
+
+    def opened(path: Path) -> object:
+        if path.name == log:
+            raise MinigenError(told)
+        return real(path)
+
+    with monkeypatch.context() as refusing:
+        refusing.setattr(module, "opened", opened)
+        for go_on in (lambda: RunFolder.resume(folder, config), lambda: mend(folder, config)):
+            with pytest.raises(MinigenError) as caught:
+                go_on()
+            assert str(caught.value) == told
+        with pytest.warns(UserWarning, match=f"^{re.escape(f'{folder}: {told}')}$"):
+            assert verify(folder) == []  # which trusts checkpoints alone
     assert contents(folder) == before
 
 
