@@ -98,6 +98,7 @@ TESTS = {  # beside those of the room that a file is in, and of the source itsel
     "minigen/cli/config.py": ["tests/cli", "tests/training/test_config.py"],
     "minigen/cli/demo.py": ["tests/cli", "tests/proof/test_demonstration.py"],
     "minigen/cli/difference.py": ["tests/cli", "tests/proof/test_difference.py"],
+    "minigen/cli/progress.py": ["tests/cli", "tests/training/test_sweep.py"],
     "minigen/cli/proving.py": ["tests/cli", "tests/proof"],
     "minigen/cli/report.py": ["tests/cli", "tests/report/test_report.py"],
     "minigen/cli/sweep.py": [

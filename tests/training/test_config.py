@@ -565,6 +565,24 @@ def test_a_key_that_a_saved_config_lacks_means_as_it_was_before_the_key(dotted, 
         assert old == config.override({dotted: OFF[dotted]})
 
 
+@pytest.mark.parametrize("key", ["training.batch_size", "model.context_length"])
+def test_a_saved_config_keeps_what_became_a_rule_only_until_it_is_changed(key):
+    tables = Config.load("fables", {"model.context_length": 32}).model_dump()
+    tables["training"]["batch_size"] = 2**21
+    table, _, name = key.partition(".")
+    same = {key: tables[table][name]}
+    assert Config.from_dict(tables, overrides={"run.seed": 1}, is_saved=True).run.seed == 1
+    with pytest.raises(OptionError, match=r"^batch_size and context_length must leave"):
+        Config.from_dict(tables, overrides=same, is_saved=True)
+
+
+def test_the_config_of_a_run_on_standard_input_reads_it_again(load, tmp_path):
+    toml = load("", {"corpus.text": ["-"]}).to_toml()
+    (tmp_path / "step-000000.safetensors").touch()
+    (tmp_path / "config.toml").write_text(toml, encoding="utf-8")
+    assert Config.load(tmp_path / "config.toml").corpus.text == ("-",)
+
+
 def test_a_table_that_a_saved_config_lacks_means_that_none_of_its_keys_existed():
     tables = Config.load().portable()
     del tables["sampling"], tables["checkpoint"]
