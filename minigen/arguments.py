@@ -52,7 +52,7 @@ def checked(function: Callable[P, R], *, types: bool = True) -> Callable[P, R]:
         hints = get_type_hints(function)
         tables = [table for name in rest for table in get_args(hints[name])]  # TypedDicts
         names = {*parameters}.union(*map(get_type_hints, tables)) - {"self", "cls", *rest}
-        rules = {name: _rule(hints[name]) for name in names & {*hints} if types}
+        rules = {name: _rule(hint) for name, hint in hints.items() if types and name in names}
         return names if tables or not rest else set(), rules
 
     @wraps(function)

@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -383,6 +384,15 @@ def test_a_sub_process_reports_its_kernel_or_why_it_failed(tmp_path, laboratory)
     assert outcome.kernel
     failure = train_in(Environment("plain", {}), tmp_path / "none.toml", lab.start).failure
     assert "none.toml" in failure
+
+
+def test_a_sub_process_looks_for_modules_where_this_one_does(monkeypatch):
+    given = []
+    monkeypatch.setattr(subprocess, "run", lambda _, env, **more: given.append(env))
+    monkeypatch.setattr(sys, "path", ["of the script", "one", "other"])
+    environments.start(variables={})
+    root = str(Path(environments.__file__).parents[2])
+    assert given == [{"PYTHONPATH": os.pathsep.join([root, "one", "other"])}]
 
 
 @pytest.mark.parametrize(("plain_dies", "unavailable"), [(True, True), (False, False)])
