@@ -230,15 +230,6 @@ def test_records_and_candidates_make_a_table_as_they_are() -> None:
     assert [asdict(record)["loss"] for record in rows["step"]] == [r.loss for r in rows["step"]]
 
 
-def test_a_run_that_is_done_says_so_when_it_is_trained_on() -> None:
-    run = tiny()
-    run.train()
-    with pytest.warns(UserWarning, match="nothing left to train: all 6 steps"):
-        assert run.train() == []
-    with pytest.raises(minigen.OptionError, match=r"^all 6 steps of .* are done; raise"):
-        run.train(1)
-
-
 # ── Types ────────────────────────────────────────────────────────────────────────────────────────
 
 USER = """\
