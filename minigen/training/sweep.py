@@ -223,13 +223,15 @@ def mend(folder: Path, config: Config) -> str:
     """Make a run's folder fit to be trained in; say what was wrong with it, if anything.
 
     What is of no use is set aside, under its name with ``.aside`` behind, and the run goes on from
-    what is left: from its last sound checkpoint whose logs are whole.
+    what is left: from its last sound checkpoint whose logs are whole. Raises MinigenError where
+    another process trains in it.
     """
     faults = []
     with files.explained(f"cannot mend {folder}"):
         if not folder.exists():
             folder.mkdir()
             faults.append("its folder is gone")
+        _owned = files.own(folder)  # while it is looked at: nobody else trains in it
         try:
             Config.of_run(folder)
         except MinigenError as error:

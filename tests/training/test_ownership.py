@@ -8,6 +8,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from minigen.training.config import Config
 from minigen.training.folder import RunFolder
 from minigen.training.logs import read_lines
 from minigen.training.run import Run
-from minigen.training.sweep import create
+from minigen.training.sweep import create, mend
 from tests.conftest import PATIENCE, TINY, TINY_SETTINGS
 
 pytest.importorskip("fcntl", reason="locks are POSIX's")
@@ -33,6 +34,21 @@ def start(*arguments: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "minigen", *arguments]
     started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
     return started[-1]
+
+
+@contextmanager
+def owned_by_another(path: str) -> Iterator[None]:
+    hold = "import sys; from pathlib import Path; from minigen.files import own\n"
+    hold += f"kept = own(Path({path!r})); print('held', flush=True); sys.stdin.read()"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert holder.stdout
+    holder.stdout.readline()
+    try:
+        yield
+    finally:
+        holder.communicate(b"")
 
 
 @pytest.fixture(autouse=True)
@@ -96,20 +112,28 @@ def test_every_command_that_writes_to_a_folder_must_own_it(command: list[str]) -
         else:
             create(held, {"seed=0": Config.load("fables", TINY)})
     held.mkdir(exist_ok=True)
-    hold = "import sys; from pathlib import Path; from minigen.files import own\n"
-    hold += "kept = own(Path('run')); print('held', flush=True); sys.stdin.read()"
-    holder = subprocess.Popen(
-        [sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert holder.stdout
-    holder.stdout.readline()
-    before = sorted(held.rglob("*"))
-    process = start(*command, "--out", "run")
-    err = process.communicate(timeout=PATIENCE)[1].decode()
-    assert sorted(held.rglob("*")) == before
-    holder.communicate(b"")
+    with owned_by_another("run"):
+        before = sorted(held.rglob("*"))
+        process = start(*command, "--out", "run")
+        err = process.communicate(timeout=PATIENCE)[1].decode()
+        assert sorted(held.rglob("*")) == before
     assert (process.returncode, err.count("\n")) == (1, 1)
     assert err.startswith("Error: run is being written to by ")
+
+
+def test_a_sweep_mends_no_run_that_another_process_trains() -> None:
+    config = Config.load("fables", TINY)
+    create(Path("run"), {"seed=0": config})
+    for _ in RunFolder.resume("run/seed=0", config).steps():
+        pass
+    gc.collect()
+    Path("run/seed=0/metrics.jsonl").write_bytes(b"")  # which the other one has begun anew
+    before = {path.name: path.stat() for path in Path("run/seed=0").iterdir()}
+    with owned_by_another("run/seed=0"):
+        with pytest.raises(MinigenError, match=r"^run/seed=0 is being written to by "):
+            mend(Path("run/seed=0"), config)
+        assert {path.name: path.stat() for path in Path("run/seed=0").iterdir()} == before
+    assert "metrics.jsonl has lost" in mend(Path("run/seed=0"), config)
 
 
 def test_a_folder_is_made_with_those_above_it_or_taken_where_it_is_empty() -> None:
