@@ -2,7 +2,6 @@
 
 import secrets
 import sys
-from codecs import getincrementaldecoder
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -195,12 +194,14 @@ def _print_texts(
     pieces: "Iterator[Piece]", prompts: list[bytes], num_samples: int, live: bool
 ) -> None:
     """Write texts in order while they are made in any order: the first unfinished one live."""
+    from minigen.text.tokenizer import TextDecoder
+
     is_new = True
     for piece in in_order(pieces):
         if is_new:  # of the prompt all whole characters
             sys.stdout.write("---\n" if piece.row else "")
             prompt = prompts[piece.row // num_samples]
-            sys.stdout.write(getincrementaldecoder("utf-8")("replace").decode(prompt))
+            sys.stdout.write(TextDecoder().decode(prompt))
         is_new = piece.continuation is not None
         sys.stdout.write(piece.text + "\n" * is_new)
         if live:

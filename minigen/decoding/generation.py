@@ -1,6 +1,5 @@
 """The loop: prompts, a policy and a stream each become texts, one token at a time."""
 
-from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from minigen.errors import MinigenError, OptionError
 from minigen.exact.arithmetic import Floats, Integers
 from minigen.model import head
 from minigen.text.corpus import Tokens
-from minigen.text.tokenizer import END_OF_TEXT, ByteTokenizer, Text, Texts, to_bytes
+from minigen.text.tokenizer import END_OF_TEXT, ByteTokenizer, Text, TextDecoder, Texts, to_bytes
 
 FinishReason = Literal["length", "stop", "end_of_text", "dead_end"]
 
@@ -148,7 +147,7 @@ class Row:
         self.finish_reason: FinishReason | None = None
         self.facts: dict[str, Any] = {}
         self._texts: list[str] = []
-        self._held, self._decoder = b"", getincrementaldecoder("utf-8")("replace")
+        self._held, self._decoder = b"", TextDecoder()
         self._decoder.decode(to_bytes(prompt[-3:]))
 
     @cached_property

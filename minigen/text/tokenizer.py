@@ -8,6 +8,7 @@ of such a string are its ids.
 
 import json
 import re
+from codecs import BufferedIncrementalDecoder, utf_8_decode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -229,6 +230,19 @@ class ByteTokenizer:
                 "a tokenizer must hold a list of pairs of token ids, 'merges', and nothing else "
                 f"(got {shown(state)})"
             ) from None
+
+
+class TextDecoder(BufferedIncrementalDecoder):
+    """Make text of bytes that come in parts: what can become no character is U+FFFD at once."""
+
+    def __init__(self) -> None:
+        super().__init__("replace")
+
+    def _buffer_decode(self, data: Any, errors: str, final: bool) -> tuple[str, int]:
+        text, used = utf_8_decode(data, errors, final)
+        if b"\xed\xa0" <= data[used:] < b"\xee":  # half a surrogate, which Python waits for
+            return text + "\ufffd\ufffd", len(data)
+        return text, used
 
 
 def to_bytes(text: Text) -> bytes:

@@ -177,6 +177,8 @@ def test_a_part_of_a_character_in_the_prompt_becomes_whole_in_the_continuation()
     assert run(model, [b"\xe2\x80"])[0].text == "\u201d!"
     assert run(Reciter(b".a", END_OF_TEXT), [b"\xc3"])[0].text == "\ufffda"
     assert run(Reciter("é".encode() + b"a", END_OF_TEXT), ["é"])[0].text == "a"
+    for never in (b"\xed\xa0", b"\xed\xbf", b"\xc0", b"\xf4\x90", b"\xe0\x80", b"\xf5"):
+        assert run(Reciter(never + b"a", END_OF_TEXT), [never])[0].text == "a"
 
 
 def test_a_stop_string_counts_from_the_minimum_on_and_what_was_held_back_comes_out():

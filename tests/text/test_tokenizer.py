@@ -18,6 +18,7 @@ from minigen.errors import MinigenError, OptionError
 from minigen.text.tokenizer import (
     END_OF_TEXT,
     ByteTokenizer,
+    TextDecoder,
     _words,
     require_tokens,
     to_bytes,
@@ -392,3 +393,21 @@ def test_a_text_is_bytes():
 def test_several_lists_of_ids_are_refused_and_not_run_together():
     with pytest.raises(OptionError, match=r"must be one list \(got shape \(1, 2\)\)"):
         ByteTokenizer().decode([[1, 2]])
+
+
+def test_a_decoder_holds_back_what_may_become_a_character_and_nothing_else():
+    # 64 characters in a row differ in their last byte alone.
+    characters = [chr(i).encode() for i in range(0x80, 0x110000, 64) if not 0xD800 <= i < 0xE000]
+    begun = {character[:n] for character in characters for n in range(1, len(character))}
+    draw, bytes_ = (
+        random.Random(0),
+        b"a\x80\x9f\xa0\xbf\xc0\xc3\xe0\xe2\xed\xef\xf0\x90\x8f\xf4\xf5",
+    )
+    for _ in range(2000):
+        decoder, data, text = TextDecoder(), b"", ""
+        for byte in draw.choices(bytes_, k=8):
+            data += bytes([byte])
+            text += decoder.decode(bytes([byte]))
+            held = max((n for n in range(1, 4) if data[-n:] in begun and n <= len(data)), default=0)
+            assert text == data[: len(data) - held].decode(errors="replace")
+        assert text + decoder.decode(b"", final=True) == data.decode(errors="replace")
