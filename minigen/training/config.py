@@ -97,8 +97,10 @@ class Config(Tables):
 
         A key that it lacks, since it was saved before the key existed, means what was before. One
         that ``is_saved`` with a run may break what became a rule for those who train later on.
-        Raises OptionError where the overrides alone are at fault, else MinigenError.
+        Relative paths of a text start from the current folder. Raises OptionError where the
+        overrides alone are at fault, else MinigenError.
         """
+        tables = {name: _absolute(name, table, Path()) for name, table in tables.items()}
         changed = _laid_over(tables, overrides or {})
         is_exempt = is_saved and not _laid_over({}, overrides or {}).keys() & {"training", "model"}
         try:

@@ -475,6 +475,9 @@ def test_paths_start_from_the_config_file_and_those_of_overrides_from_the_curren
     assert config.corpus.text == (f"{tmp_path}/a.txt", "-", f"{tmp_path}/../b", "/c")
     config = load('[corpus]\ntext = ["a.txt"]', {"corpus.text": ["d", "-"]})
     assert config.corpus.text == (f"{here}/d", "-")
+    tables = config.model_dump()
+    config = Config.from_dict(tables | {"corpus": {**tables["corpus"], "text": ["d", "-"]}})
+    assert config.corpus.text == (f"{here}/d", "-")
 
 
 def test_what_is_above_a_link_is_above_the_folder_that_it_leads_to(load, tmp_path, monkeypatch):
