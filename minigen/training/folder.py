@@ -115,7 +115,11 @@ class RunFolder:
 
     def _require_own(self, step: int) -> None:
         """Refuse to write where somebody else does by now, or behind a step that is not logged."""
-        if self._owned and files.own(self._place) is not self._owned:
+        try:
+            is_lost = self._owned and files.own(self._place) is not self._owned
+        except MinigenError as error:  # it is gone, or in a forked process another one's
+            raise _LostError(str(error)) from None
+        if is_lost:
             raise _LostError(
                 f"{self.path} is another folder now than the one that this run was written to: "
                 "nothing more is written to it"

@@ -206,6 +206,11 @@ def test_nothing_is_written_to_a_folder_that_took_the_place_of_the_run_s_own() -
             "written to it"
         )
     assert list(Path("run").iterdir()) == []
+    Path("run").rmdir()
+    with pytest.raises(MinigenError) as caught:
+        list(folder.steps())
+    gone = f"cannot read folder {Path('run').absolute()}: No such file or directory"
+    assert str(caught.value) == gone  # and no word of a checkpoint that is intact
     assert sorted((path, path.read_bytes()) for path in Path("moved").iterdir()) == moved
 
 
