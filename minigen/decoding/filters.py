@@ -1,8 +1,8 @@
 """Filters: which tokens a distribution keeps. What they compare and add up is exact.
 
 The first ones work on gaps (``head.gaps``: how far a logit lies below the best one, inf for never),
-all others on integer weights w (``head.integer_weights``), 0 for never; S is their sum. Each works
-on what the ones before it left, and leaves one token at least.
+all others on integer weights w (``head.integer_weights``), 0 for never; S is their sum. All are
+(..., V). Each works on what the ones before it left, and leaves one token at least.
 """
 
 from fractions import Fraction

@@ -52,7 +52,7 @@ class Score:
 
 
 def summarize(token_ids: list[int], log_probabilities: Floats, byte_count: int) -> Score:
-    """Apply the chain rule: log p of a text is the sum of its tokens' log-probabilities."""
+    """Apply the chain rule: log p of a text is the sum of its tokens', (T,) in nats."""
     possible = bool(np.isfinite(log_probabilities).all())
     total = in_units(-log_probabilities) / _PER_NAT if possible else inf
     return Score(
@@ -87,7 +87,7 @@ def _count(tokens: Tokens) -> int:
 
 
 def mean_loss(model: LanguageModel, tokens: Tokens) -> float:
-    """Mean negative log-likelihood of a tokenized text in nats per token."""
+    """Mean −ln p of a text in nats per token. An empty one raises MinigenError."""
     n, total = _count(tokens), 0
     for log_p in log_probabilities(model, tokens):
         total -= in_units(log_p)

@@ -77,7 +77,7 @@ def integer_weights(z: Floats) -> tuple[Floats, Floats]:
 
 
 def log_partition(S: Floats, vocab_size: int) -> Any:
-    """Return ln Σ exp(z − max z) in nats, from the sum of the integer weights."""
+    """Return ln Σ exp(z − max z) in nats, elementwise, from sums S of the integer weights."""
     return log(S * ldexp(1.0, -weight_bits(vocab_size)))
 
 

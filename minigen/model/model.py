@@ -96,7 +96,7 @@ class Model:
         self._derive()
 
     def views(self, flat: Floats) -> dict[str, Floats]:
-        """Cut a flat array into named views of the parameters' shapes."""
+        """Cut a flat array (P,) into named views of the parameters' shapes."""
         parts = cut(flat, self.vocab_size, self.context_length, self.embedding_dim)
         return dict(zip(PARAMETERS, parts, strict=True))
 
@@ -225,7 +225,7 @@ class Model:
         return Statistics(vector, batch.add_up(vector), len(targets), step_size)
 
     def gradient(self, statistics: Statistics, out: Floats | None = None) -> Floats:
-        """Gradient of the step's mean loss, flat like ``flat``; ``views`` names its parts."""
+        """Gradient (P,) of the step's mean loss, like ``flat``; ``views`` names its parts."""
         bits, weight_bits = gradient_bits(statistics.step_size, self.context_length)
         unit = ldexp(1.0, -bits) / statistics.step_size
         E_unit, W_unit = self.units(weight_bits)

@@ -24,7 +24,7 @@ _PI = 3.141592653589793
 
 
 def norm(x: Floats) -> float:
-    """Euclidean norm √Σx² of a flat array: its squares add up to at most 2^53 grid steps."""
+    """Euclidean norm √Σx² of x (P,): its squares add up to at most 2^53 grid steps."""
     unit = grid_unit(largest_magnitude(x), 0)
     scale = ldexp(1.0, 53 - ceil_log2(x.size))
     squares = scratch("squares", x.size)
