@@ -6,7 +6,7 @@ neither can disturb the other, and no global generator is ever read or seeded.
 
 import hashlib
 from numbers import Integral
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -75,7 +75,7 @@ class Stream:
         return {name: x for name, x in vars(self).items() if name not in ("_taking", "_ahead")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._taking = Lock()
+        self._taking = RLock()  # whoever draws in a signal handler must not wait for itself
         self._ahead: tuple[int, list[int]] = 0, []
         vars(self).update(state)
 

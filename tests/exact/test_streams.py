@@ -6,6 +6,7 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy, deepcopy
 from fractions import Fraction
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -135,6 +136,19 @@ def test_threads_that_share_a_stream_get_each_word_once():
         found = [word for words in pool.map(draw, range(4)) for word in words]
     assert sorted(found) == sorted(Stream(0, "x").words(4 * n).tolist())
     assert stream.position == 4 * n
+
+
+def test_who_draws_in_the_midst_of_a_draw_does_not_wait_for_itself():
+    class Interrupted(Stream):
+        def _from_here(self, n):
+            if n == 3:
+                self.word()
+            return super()._from_here(n)
+
+    thread = Thread(target=lambda: Interrupted(0, "x").words(3), daemon=True)
+    thread.start()
+    thread.join(10.0)
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("twin_of", [copy, deepcopy, lambda s: pickle.loads(pickle.dumps(s))])
