@@ -323,8 +323,9 @@ def outcomes(*rows):
     return {str(i): Outcome(*row) for i, row in enumerate(rows)}
 
 
-def test_one_fingerprint_holds_where_floats_give_two():
-    claim = judge(("a", []), outcomes(("a", "x", "Haswell"), ("a", "y", "Prescott")))
+@pytest.mark.parametrize("other", ["Prescott", "Haswell"])
+def test_one_fingerprint_holds_where_floats_give_two(other):
+    claim = judge(("a", []), outcomes(("a", "x", "Haswell"), ("a", "y", other)))
     assert (claim.holds, claim.control.caught) == (True, True)
 
 
@@ -384,6 +385,20 @@ def test_a_sub_process_reports_its_kernel_or_why_it_failed(tmp_path, laboratory)
     assert outcome.kernel
     failure = train_in(Environment("plain", {}), tmp_path / "none.toml", lab.start).failure
     assert "none.toml" in failure
+
+
+@pytest.mark.parametrize("name", ["OPENBLAS_CORETYPE", "NPY_DISABLE_CPU_FEATURES"])
+def test_a_kernel_that_this_process_was_given_is_none_of_an_environment(monkeypatch, name):
+    given = []
+
+    def start(*_, variables, **__):
+        given.append(variables)
+        return subprocess.CompletedProcess([], 0, b"{}", b"")
+
+    monkeypatch.setattr(environments, "start", start)
+    monkeypatch.setenv(name, "a kernel")
+    train_in(Environment("plain", {"MINE": "1"}), Path("config.toml"), Path("start"))
+    assert (given[0]["MINE"], name in given[0]) == ("1", False)
 
 
 def test_a_sub_process_looks_for_modules_where_this_one_does(monkeypatch):
