@@ -329,9 +329,10 @@ def test_one_fingerprint_holds_where_floats_give_two(other):
     assert (claim.holds, claim.control.caught) == (True, True)
 
 
-def test_another_fingerprint_fails_and_its_environment_is_named():
-    claim = judge(("a", []), outcomes(("a", "x", "Haswell"), ("b", "y", "Prescott")))
-    assert failed(claim, "1: fingerprint b")
+def test_other_fingerprints_fail_and_their_environments_are_named():
+    rows = ("a", "x", "Haswell"), ("b", "y", "Prescott"), ("c", "z", "Zen")
+    claim = judge(("a", []), outcomes(*rows))
+    assert failed(claim, "1: fingerprint b, not a; 2: fingerprint c, not a")
 
 
 def test_floats_that_agree_on_two_kernels_are_a_control_that_was_not_caught():
