@@ -64,7 +64,7 @@ def _check(line: bytes, model: Generator, draft: Generator | None) -> Verdict:
         else:
             verdict = _compare(claim, _pieces(claim, model, draft))
         if len(verdict.reason) > _LONGEST:
-            verdict = replace(verdict, reason=verdict.reason[: _LONGEST - 3] + "…")
+            verdict = replace(verdict, reason=verdict.reason[:_LONGEST] + "…")
         # U+FFFD is what JSON holds in the place of bytes that are no UTF-8.
         for name, text in {"prompt": claim["prompt"], "stop": "".join(claim["stop"])}.items():
             if verdict.holds is False and "\ufffd" in text:

@@ -220,14 +220,14 @@ def test_each_word_of_a_run_goes_to_whoever_needs_one_next_and_to_nobody_else() 
     "write",
     [
         lambda run: run.generate("a", max_new_tokens=9, **FLAT),
-        lambda run: run.train(1)[0].sample.text,
+        lambda run: run.train(2)[1].sample.text,
     ],
     ids=["generate", "train"],
 )
 def test_no_thread_takes_a_word_between_those_of_a_text(
     monkeypatch: pytest.MonkeyPatch, write: Callable[[Run], str]
 ) -> None:
-    alone, run, logits = flat_run(), flat_run(), Model.logits
+    alone, run, logits = flat_run(every=2), flat_run(every=2), Model.logits
     expected = [write(alone), alone.generate("b", max_new_tokens=9, **FLAT)]
     found: list[str] = []
 
