@@ -32,6 +32,7 @@ class RunFolder:
     """A folder that a run is written to while it trains, with its ``latest`` checkpoint.
 
     Of several workers the first one alone reads and writes it, so that only it need see the disk.
+    Threads take turns; a forked process may not write to it.
     """
 
     def __init__(self, path: str | Path, run: Run):
@@ -109,9 +110,10 @@ class RunFolder:
 
     def save(self) -> None:
         """Write the checkpoint of the step that the run has reached, and what it relies on."""
-        place = self._place / self._checkpoint().name
-        self.run.save(place, logs=self.run.workers.from_first(self._sync))
-        self.latest = self._checkpoint()
+        with self.run._training:  # another thread may be training it
+            place = self._place / self._checkpoint().name
+            self.run.save(place, logs=self.run.workers.from_first(self._sync))
+            self.latest = self._checkpoint()
 
     def _require_own(self, step: int) -> None:
         """Refuse to write where somebody else does by now, or behind a step that is not logged."""
@@ -142,31 +144,39 @@ class RunFolder:
 
     def steps(self) -> Iterator[StepRecord]:
         """Train to the end, logging each step and saving every ``checkpoint.every`` steps."""
-        every = self.run.config.checkpoint.every
         try:
-            start = time.perf_counter()
-            for record in _blamed(self.run.steps()):
-                seconds = round(time.perf_counter() - start, 6)
-                lines = {
-                    METRICS: record.metrics(),
-                    TIMING: {"step": record.step, "seconds": seconds},
-                    SAMPLES: record.sample_line(),
-                }
-                self._require_own(record.step - 1)
-                for name, log in self._logs.items():
-                    if line := lines[name]:
-                        log.append(line)
-                self._logged = record.step
-                if record.step == self.run.config.training.steps or is_due(record.step, every):
-                    self.save()
+            records = _blamed(self.run.steps())
+            while record := self._next(records):
                 yield record
-                start = time.perf_counter()
         except OSError as error:
             raise MinigenError(f"cannot write to {self.path}: {error.strerror}") from None
         except _LostError:
             raise
         except MinigenError as error:
             raise MinigenError(f"{error}; the last checkpoint, {self.latest}, is intact") from error
+
+    def _next(self, records: Iterator[StepRecord]) -> StepRecord | None:
+        """Take the next step, log it, and save it where that is due: whole, for other threads."""
+        with self.run._training:
+            start = time.perf_counter()
+            record = next(records, None)
+            if not record:
+                return None
+            seconds = round(time.perf_counter() - start, 6)
+            lines = {
+                METRICS: record.metrics(),
+                TIMING: {"step": record.step, "seconds": seconds},
+                SAMPLES: record.sample_line(),
+            }
+            self._require_own(record.step - 1)
+            for name, log in self._logs.items():
+                if line := lines[name]:
+                    log.append(line)
+            self._logged = record.step
+            every, last = self.run.config.checkpoint.every, self.run.config.training.steps
+            if record.step == last or is_due(record.step, every):
+                self.save()
+            return record
 
 
 def _blamed(records: Iterator[StepRecord]) -> Iterator[StepRecord]:

@@ -5,15 +5,18 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from minigen import MinigenError
+from minigen import MinigenError, verify
 from minigen.training import checkpoint
 from minigen.training.config import Config
 from minigen.training.folder import RunFolder
@@ -244,3 +247,29 @@ def test_a_forked_process_owns_no_folder_and_keeps_none_locked() -> None:
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+def test_threads_that_train_and_save_in_one_folder_leave_what_one_thread_would() -> None:
+    config = Config.load("fables", TINY | {"training.steps": 60, "checkpoint.every": 7})
+    alone, folder = (RunFolder.create(name, Run(config)) for name in ("alone", "run"))
+    list(alone.steps())
+    start = threading.Barrier(3)
+
+    def work(number: int) -> int:
+        start.wait()
+        if number:
+            return len([*islice(folder.steps(), 30)])
+        while folder.run.step < 60:
+            folder.save()
+        return 0
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(3) as threads:
+            assert [*threads.map(work, range(3))] == [0, 30, 30]
+    finally:
+        sys.setswitchinterval(interval)
+    for name in ("metrics.jsonl", "samples.jsonl", *(p.name for p in Path("alone").glob("step*"))):
+        assert Path("run", name).read_bytes() == Path("alone", name).read_bytes()
+    assert verify("run") == []
