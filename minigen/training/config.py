@@ -257,6 +257,11 @@ def shipped() -> dict[str, Path]:
 
 def _find(name_or_path: str | Path) -> Path:
     name = os.fspath(name_or_path)
+    if name.endswith(".safetensors"):
+        raise OptionError(
+            f"a config must be a name or a TOML file, and {shown(name)} is a model, which minigen "
+            "info, verify and generate take"
+        )
     if isinstance(name_or_path, Path) or name.endswith(".toml") or "/" in name:
         return Path(expand(name))
     known = shipped()

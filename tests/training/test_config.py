@@ -447,6 +447,14 @@ def test_an_unknown_name_lists_the_shipped_ones_nearest_first():
         Config.load("bigrams")
 
 
+@pytest.mark.parametrize("name", ["fables.safetensors", "runs/a/step-000012.safetensors"])
+def test_a_model_in_place_of_a_config_is_told_what_takes_one(name):
+    with pytest.raises(
+        OptionError, match=f"{re.escape(repr(name))} is a model, which minigen info"
+    ):
+        Config.load(name)
+
+
 def test_a_fault_of_overrides_alone_is_wrong_usage(refusal):
     assert refusal("", {"training.steps": "5"}, OptionError).startswith("training.steps must be")
     refusal("", {"training.step": 5}, OptionError)
