@@ -181,8 +181,7 @@ def baselines(tokens: Tokens, vocab_size: int) -> dict[str, float]:
     for block in tokens.blocks():
         ids = np.concatenate([ids[-1:], block])
         found = np.unique(ids[:-1] * vocab_size + ids[1:], return_counts=True)
-        for pair, count in np.transpose(found).tolist():
-            pairs[pair] += count
+        pairs.update(dict(np.transpose(found).tolist()))
     for pair, count in pairs.items():
         before[pair // vocab_size] += count
         after[pair % vocab_size] += count

@@ -5,9 +5,10 @@ neither can disturb the other, and no global generator is ever read or seeded.
 """
 
 import hashlib
+from contextlib import suppress
 from numbers import Integral
 from threading import RLock
-from typing import Any
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,12 +41,18 @@ def unit_interval(words: Words) -> NDArray[np.float64]:
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
+def _require_position(position: int) -> None:
+    if not (isinstance(position, Integral) and 0 <= position < MOST_WORDS):
+        raise OptionError(
+            f"position must be a whole number from 0 to below 2^258 (got {shown(position)})"
+        )
+
+
 class Stream:
     """Philox 4×64-10 under a key made of seed and name; its whole state is ``position``.
 
-    ``position`` is the index of the next word; assigning it seeks. Threads may share a stream: each
-    word goes to one of them. Source of the generator: J. K. Salmon et al., "Parallel random
-    numbers: as easy as 1, 2, 3", SC 2011.
+    Threads may share a stream: each word goes to one of them. Source of the generator: J. K. Salmon
+    et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 
     >>> stream = Stream(0, "optimizer")
     >>> stream.word() == Stream(0, "optimizer", position=0).word()
@@ -66,54 +73,64 @@ class Stream:
             ) from None
         digest = hashlib.sha256(text).digest()
         self._key = int.from_bytes(digest[:16], "little")
-        self.position = position
-        self.__setstate__({})
-        self._from_here(0)  # refuses a position that no stream has
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out the lock, and the words ahead, which follow from the position."""
-        return {name: x for name, x in vars(self).items() if name not in ("_taking", "_ahead")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
         self._taking = RLock()  # whoever draws in a signal handler must not wait for itself
-        self._ahead: tuple[int, list[int]] = 0, []
-        vars(self).update(state)
+        self.position = position
+
+    @property
+    def position(self) -> int:
+        """Index of the next word; assigning it seeks."""
+        end, ahead = self._kept
+        return end - len(ahead)
+
+    @position.setter
+    def position(self, position: int) -> None:
+        _require_position(position)
+        # Where the words end that were looked up, and those that are left of them, the next one
+        # last: ``pop`` gives each to one thread, and takes no lock.
+        self._kept: tuple[int, list[int]] = int(position), []
+
+    def __reduce__(self) -> tuple[type[Self], tuple[int, str, int]]:
+        return type(self), (self.seed, self.name, self.position)
 
     def __repr__(self) -> str:
         return f"Stream(seed={self.seed}, name={self.name!r}, position={self.position})"
 
     def words(self, n: int) -> Words:
         """Return the next n words, (n,) uint64."""
-        with self._taking:
-            words = self._from_here(n)
-            self.position = int(self.position) + len(words)  # numpy's integers would wrap
-        return words
-
-    def _from_here(self, n: int) -> Words:
-        position = self.position
-        if not (isinstance(n, Integral) and n >= 0):  # by hand: every token that is drawn asks
+        if not (isinstance(n, Integral) and n >= 0):
             raise OptionError(f"n must be a whole number of at least 0 (got {shown(n)})")
-        if not (isinstance(position, Integral) and 0 <= position < MOST_WORDS):
-            raise OptionError(
-                f"position must be a whole number from 0 to below 2^258 (got {shown(position)})"
-            )
+        kept: list[int] = []
+        with self._taking:
+            end, ahead = self._kept
+            words = self._words_from(end, int(n))
+            with suppress(IndexError):
+                while len(kept) < n:
+                    kept.append(ahead.pop())
+            if len(kept) < n:
+                self._kept = end + int(n) - len(kept), []
+        return np.concatenate([np.array(kept, np.uint64), words])[: int(n)]
+
+    def _words_from(self, position: int, n: int) -> Words:
+        _require_position(position)
         # Made anew each time, since a generator that is kept could stand elsewhere than
         # ``position`` says: after an interruption, in a copy, or in another thread.
         generator = np.random.Philox(key=self._key, counter=position // 4)
         generator.random_raw(position % 4)  # a count of the counter gives four words
-        return generator.random_raw(int(n))
+        return generator.random_raw(n)
 
     def word(self) -> int:
         """Return the next word, 0 ≤ word < 2⁶⁴."""
+        while True:  # as often as other threads take all that was looked up
+            try:
+                return self._kept[1].pop()
+            except IndexError:
+                self._look_ahead()
+
+    def _look_ahead(self) -> None:
         with self._taking:
-            position, (first, ahead) = self.position, self._ahead
-            if type(position) is not int or not 0 <= position - first < len(ahead):
-                # A function of the position alone: it holds wherever the stream is moved to.
-                ahead = self._from_here(_AHEAD).tolist()
-                first = position = int(position)
-                self._ahead = first, ahead
-            self.position = position + 1
-            return ahead[position - first]
+            end, ahead = self._kept
+            if not ahead:
+                self._kept = end + _AHEAD, self._words_from(end, _AHEAD)[::-1].tolist()
 
     @checked
     def integers(self, n: int, below: int) -> NDArray[np.int64]:

@@ -140,10 +140,10 @@ def test_threads_that_share_a_stream_get_each_word_once():
 
 def test_who_draws_in_the_midst_of_a_draw_does_not_wait_for_itself():
     class Interrupted(Stream):
-        def _from_here(self, n):
+        def _words_from(self, position, n):
             if n == 3:
                 self.word()
-            return super()._from_here(n)
+            return super()._words_from(position, n)
 
     thread = Thread(target=lambda: Interrupted(0, "x").words(3), daemon=True)
     thread.start()
@@ -216,10 +216,10 @@ def test_uniforms_fill_the_interval_evenly():
 def test_a_position_that_no_word_has_is_refused(position):
     with pytest.raises(OptionError, match=rf"^position must be .* 2\^258 \(got {position}\)$"):
         Stream(0, "init", position)
-    stream = Stream(0, "init")
-    stream.position = position
+    stream = Stream(0, "init", 3)
     with pytest.raises(OptionError, match=rf"\(got {position}\)$"):
-        stream.word()
+        stream.position = position
+    assert stream.position == 3
 
 
 @pytest.mark.parametrize("seed", [-1, -(10**5000), np.int64(-7)], ids=["-1", "long", "numpy"])
