@@ -180,8 +180,8 @@ def baselines(tokens: Tokens, vocab_size: int) -> dict[str, float]:
     ids = np.array([], np.int64)
     for block in tokens.blocks():
         ids = np.concatenate([ids[-1:], block])
-        found = np.unique(ids[:-1] * vocab_size + ids[1:], return_counts=True)
-        pairs.update(dict(np.transpose(found).tolist()))
+        found, counts = np.unique(ids[:-1] * vocab_size + ids[1:], return_counts=True)
+        pairs.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
     for pair, count in pairs.items():
         before[pair // vocab_size] += count
         after[pair % vocab_size] += count
