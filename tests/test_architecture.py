@@ -46,7 +46,7 @@ ALLOWED = {
     ("exact/arithmetic.py", "exact_matmul", "np.matmul"): "the one product: integers within 2^53",
     ("exact/arithmetic.py", "exact_sum", "np.add.reduce"): "the one sum: integers within 2^53",
     ("exact/selfcheck.py", "_multiplies_exactly", "np.matmul"): "int64",
-    ("exact/streams.py", "Stream._from_here", "np.random.Philox"): "raw words of a counter",
+    ("exact/streams.py", "Stream._words_from", "np.random.Philox"): "raw words of a counter",
     ("model/kernels.py", "gradients", "@"): "sparse ones times integers",
     ("model/gradient.py", "Batch._by_table", "np.cumsum"): "counts",
     ("model/kernels.py", "scatter", "@"): "sparse ones times integers",

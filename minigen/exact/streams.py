@@ -8,7 +8,7 @@ import hashlib
 from contextlib import suppress
 from numbers import Integral
 from threading import RLock
-from typing import Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,8 +73,17 @@ class Stream:
             ) from None
         digest = hashlib.sha256(text).digest()
         self._key = int.from_bytes(digest[:16], "little")
+        self.__setstate__({"position": position})
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the lock, and the words ahead, which follow from the position."""
+        kept = {name: x for name, x in vars(self).items() if name not in ("_taking", "_kept")}
+        return {**kept, "position": self.position}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
         self._taking = RLock()  # whoever draws in a signal handler must not wait for itself
-        self.position = position
+        self.position = state.pop("position")
+        vars(self).update(state)
 
     @property
     def position(self) -> int:
@@ -88,9 +97,6 @@ class Stream:
         # Where the words end that were looked up, and those that are left of them, the next one
         # last: ``pop`` gives each to one thread, and takes no lock.
         self._kept: tuple[int, list[int]] = int(position), []
-
-    def __reduce__(self) -> tuple[type[Self], tuple[int, str, int]]:
-        return type(self), (self.seed, self.name, self.position)
 
     def __repr__(self) -> str:
         return f"Stream(seed={self.seed}, name={self.name!r}, position={self.position})"
