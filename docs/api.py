@@ -63,9 +63,14 @@ def _document(node: ast.AST) -> str:
     return f"{(ast.get_docstring(node) or '').split('>>>')[0].rstrip()}\n"
 
 
+def _decorators(node: ast.FunctionDef) -> list[str]:
+    return [ast.unparse(decorator) for decorator in node.decorator_list]
+
+
 def _methods(node: ast.ClassDef) -> list[ast.FunctionDef]:
-    """Return the public ones; of an overloaded one, what stands last."""
-    methods = {m.name: m for m in node.body if isinstance(m, ast.FunctionDef)}
+    """Return the public ones; of an overloaded one, what stands last, of a property its getter."""
+    functions = [m for m in node.body if isinstance(m, ast.FunctionDef)]
+    methods = {m.name: m for m in functions if f"{m.name}.setter" not in _decorators(m)}
     return [method for name, method in methods.items() if name[0] != "_"]
 
 
@@ -93,8 +98,7 @@ def _section(name: str, module: str) -> str:
 def _page(title: str, text: str, functions: list[ast.FunctionDef]) -> str:
     parts = [f"## {title}\n\n{text}"]
     for function in functions:
-        kinds = [ast.unparse(decorator) for decorator in function.decorator_list]
-        is_property = any(kind.endswith("property") for kind in kinds)
+        is_property = any(kind.endswith("property") for kind in _decorators(function))
         shown = function.name if is_property else _signature(function)
         parts.append(f"**`{shown}`**\n\n{_document(function)}")
     return "\n".join(parts)
