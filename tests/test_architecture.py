@@ -1,6 +1,7 @@
 """The source itself: exact constructs only, imports that lead downwards, and light ones."""
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -74,6 +75,9 @@ ALLOWED = {
     ("training/pool.py", "pool", "order of a set"): "processes, all of which are ended",
     ("training/sweep.py", "", "import statistics"): "exact fractions, for a table",
 }
+
+
+_GREEDY_GROUP = re.compile(r"\(\?>|\)[*+?]\+")
 
 
 class Finder(ast.NodeVisitor):
@@ -223,6 +227,11 @@ class Finder(ast.NodeVisitor):
     def visit_BinOp(self, node: ast.BinOp) -> None:
         self.check_operator(node, node.left)
 
+    def visit_Constant(self, node: ast.Constant) -> None:
+        """Python 3.11 before .5 reads such a group of a regular expression in another way."""
+        if isinstance(node.value, str | bytes) and _GREEDY_GROUP.search(str(node.value)):
+            self.note(node, "group that gives nothing back")
+
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
         self.check_operator(node, node.target)
 
@@ -315,6 +324,8 @@ def test_every_exception_is_still_needed():
         ("for name in {x, y}: pass", "order of a set"),
         ("[name for name in set(x).union(y)]", "order of a set"),
         ("', '.join(x.keys() - y.keys())", "order of a set"),
+        ("re.compile(r'(?>a|b)c')", "group that gives nothing back"),
+        ("re.compile(rb'(?:ab?)*+c')", "group that gives nothing back"),
     ],
 )
 def test_the_search_catches(line, construct):

@@ -42,9 +42,10 @@ MARK = b"\xef\xbb\xbf"
 
 _END = END_OF_TEXT_CHARACTER
 _LINE_END = re.compile(rb"\r{0,2}\n|\r")
-# A line ends in LF, CR LF, CR CR LF or CR. The look ahead and what gives nothing back (?> +) make
-# it fast.
-_BLANK_LINES = re.compile(r"(?>\r{0,2}\n|\r)(?=[ \t\r\n])(?:[ \t]*+(?>\r{0,2}\n|\r))++")
+# A line ends in LF, CR LF, CR CR LF or CR. Where the next one is blank, all that follow and are
+# blank are taken. No group gives nothing back, as (?>…) and (…)++ do: Python 3.11 before .5 loses
+# what stands behind.
+_BLANK_LINES = re.compile(r"(?:\r{0,2}\n|\r(?!\r?\n))(?=[ \t\r\n])[ \t\r\n]*[\r\n]")
 
 
 def _mark_lines(text: str) -> str:
