@@ -9,6 +9,7 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
+from inspect import getdoc
 from math import inf, ulp
 from numbers import Integral, Real
 from sys import float_info
@@ -475,6 +476,6 @@ if not TYPE_CHECKING:  # else the list of options has one home, the Policy
 OPTIONS: dict[str, Option] = {f.name: f.metadata["option"] for f in fields(Policy)}
 """Every option of a policy by its name, in the order in which they apply."""
 _EXPLAINED = "".join(
-    f"\n    {name} = {option.default!r}: {option.help}" for name, option in OPTIONS.items()
+    f"\n{name} = {option.default!r}: {option.help}" for name, option in OPTIONS.items()
 )
-Policy.__doc__ = f"{Policy.__doc__}\n    The options, with their defaults:\n{_EXPLAINED}\n"
+Policy.__doc__ = f"{getdoc(Policy)}\n\nThe options, with their defaults:\n{_EXPLAINED}\n"

@@ -5,6 +5,7 @@ import shlex
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from inspect import getdoc
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -145,7 +146,7 @@ def _read_instead(_self: Config, *_: Any, **__: Any) -> None:
 
 
 Config.__init__ = _read_instead  # type: ignore[assignment]  # reading does without
-Config.__doc__ = f"{Config.__doc__}{''.join(map(described, TABLES))}\n"
+Config.__doc__ = f"{getdoc(Config)}\n{''.join(map(described, TABLES))}\n"
 
 
 def located(config: Config, checkpoint: Path) -> Config:

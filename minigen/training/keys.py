@@ -325,8 +325,8 @@ TEXTS = {name for name, entry in KEYS.items() if entry.rule == STRING}
 def described(table: str) -> str:
     """Return a line for each key of a table, for the docstrings that ``help()`` shows."""
     names = [name for name in KEYS if name.startswith(f"{table}.")]
-    return "".join(f"\n    {name} = {KEYS[name].default!r}: {KEYS[name].comment}" for name in names)
+    return "".join(f"\n{name} = {KEYS[name].default!r}: {KEYS[name].comment}" for name in names)
 
 
 for _name, _table in TABLES.items():
-    _table.__doc__ = f"{_table.__doc__}\n\n    The keys, with their defaults:\n{described(_name)}"
+    _table.__doc__ = f"{_table.__doc__}\n\nThe keys, with their defaults:\n{described(_name)}"

@@ -226,39 +226,44 @@ def mend(folder: Path, config: Config) -> str:
     what is left: from its last sound checkpoint whose logs are whole. Raises MinigenError where
     another process trains in it.
     """
-    faults = []
     with files.explained(f"cannot mend {folder}"):
-        if not folder.exists():
+        if is_gone := not folder.exists():
             folder.mkdir()
-            faults.append("its folder is gone")
-        _owned = files.own(folder)  # while it is looked at: nobody else trains in it
+        owned = files.own(folder)  # while it is looked at: nobody else trains in it
         try:
-            Config.of_run(folder)
+            return _mend(folder, config, ["its folder is gone"] * is_gone)
+        finally:
+            del owned  # now, whatever keeps this frame: another process is to train in the folder
+
+
+def _mend(folder: Path, config: Config, faults: list[str]) -> str:
+    try:
+        Config.of_run(folder)
+    except MinigenError as error:
+        if os.path.lexists(folder / CONFIG):
+            faults.append(str(error))
+            (folder / CONFIG).replace(_aside(folder / CONFIG))
+        elif not faults:
+            faults.append(f"its {CONFIG} is gone")
+        write_atomically(folder / CONFIG, config.to_toml().encode())
+    for name in logs.LOGS:
+        try:
+            logs.require_own(folder / name)
         except MinigenError as error:
-            if os.path.lexists(folder / CONFIG):
-                faults.append(str(error))
-                (folder / CONFIG).replace(_aside(folder / CONFIG))
-            elif not faults:
-                faults.append(f"its {CONFIG} is gone")
-            write_atomically(folder / CONFIG, config.to_toml().encode())
-        for name in logs.LOGS:
-            try:
-                logs.require_own(folder / name)
-            except MinigenError as error:
-                faults.append(str(error))
-                (folder / name).replace(_aside(folder / name))
-        vouched: Mapping[str, logs.State] | None = dict.fromkeys(logs.VOUCHED, logs.NO_LOG)
-        doubts: list[str] = []
-        for path, saved, fault in examined(folder):
-            if saved and not fault:
-                vouched = saved.logs
-                break
-            (doubts if saved else faults).append(fault)
-            path.replace(_aside(path))
-        for name, state in (vouched or {}).items() if doubts else ():
-            if (folder / name).exists():
-                shutil.copy(folder / name, _aside(folder / name))
-                logs.Log(folder / name, state["bytes"])
+            faults.append(str(error))
+            (folder / name).replace(_aside(folder / name))
+    vouched: Mapping[str, logs.State] | None = dict.fromkeys(logs.VOUCHED, logs.NO_LOG)
+    doubts: list[str] = []
+    for path, saved, fault in examined(folder):
+        if saved and not fault:
+            vouched = saved.logs
+            break
+        (doubts if saved else faults).append(fault)
+        path.replace(_aside(path))
+    for name, state in (vouched or {}).items() if doubts else ():
+        if (folder / name).exists():
+            shutil.copy(folder / name, _aside(folder / name))
+            logs.Log(folder / name, state["bytes"])
     return "; ".join(faults + doubts[:1])
 
 

@@ -702,3 +702,19 @@ def test_the_table_gives_mean_and_standard_deviation_of_what_came_to_its_end(tmp
         ["adamw", "None", *end],
         ["sgd", "None", *end],
     ]
+
+
+def test_a_folder_that_was_mended_is_free_at_once_whatever_keeps_the_fault(tmp_path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl", reason="needs the locks of a POSIX system")
+    kept = []
+
+    def fail(folder):
+        kept.append(MinigenError("no config"))
+        raise kept[0]  # which keeps the frames that it passed
+
+    monkeypatch.setattr(Config, "of_run", fail)
+    mend(tmp_path / "run", Config.load("bigram"))
+    assert kept
+    descriptor = os.open(tmp_path / "run", os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as another process would
+    os.close(descriptor)
