@@ -198,8 +198,8 @@ def test_a_config_is_read_and_says_so_and_lists_its_keys():
     with pytest.raises(ValidationError, match="frozen"):
         del Config.load().training.steps
     line = "steps = 1000: Updates of the parameters.\n"
-    assert f"\n    training.{line}" in Config.__doc__
-    assert f"\n    training.{line}" in type(Config.load().training).__doc__
+    assert f"\ntraining.{line}" in Config.__doc__
+    assert f"\ntraining.{line}" in type(Config.load().training).__doc__
     assert line not in type(Config.load().optimizer).__doc__
 
 
