@@ -68,14 +68,14 @@ def checked(function: Callable[P, R], *, types: bool = True) -> Callable[P, R]:
                 given = _GIVEN_BY.get(rule, "")
                 raise OptionError(f"{name} must be {rule}{given} (got {shown(value)})")
         whole: Any = function
-        own = {name: _endless(value) for name, value in kwargs.items()}
-        result: R = whole(*map(_endless, args), **own)
+        own = {name: endless(value) for name, value in kwargs.items()}
+        result: R = whole(*map(endless, args), **own)
         return result
 
     return call
 
 
-def _endless(value: Any) -> Any:
+def endless(value: Any) -> Any:
     """Return an integer of numpy as Python's, which grows where the other would wrap."""
     return int(value) if isinstance(value, np.integer) else value
 

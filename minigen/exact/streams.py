@@ -108,7 +108,7 @@ class Stream:
         kept: list[int] = []
         with self._taking:
             end, ahead = self._kept
-            words = self._words_from(end, int(n))
+            words = self._words_from(end, int(n))  # too many, where some are left of those ahead
             with suppress(IndexError):
                 while len(kept) < n:
                     kept.append(ahead.pop())

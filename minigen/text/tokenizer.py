@@ -116,8 +116,7 @@ class ByteTokenizer:
         Where the blocks are cut changes no id. Memory is bounded by the blocks.
         """
         if not self.merges:
-            for text in _characters(texts):
-                yield np.frombuffer(text.encode("utf-16-le"), self.dtype)
+            yield from (ids for _, ids in _characters(texts))
             return
         for words in _words(texts):
             known = self._tokens_of_word  # another thread may put a new one in its place
@@ -267,22 +266,23 @@ def require_tokens(ids: NDArray[Any], vocab_size: int) -> None:
         raise OptionError(f"token ids must be from 0 to {vocab_size - 1} (got {shown(int(got))})")
 
 
-def _characters(texts: Iterable[str]) -> Iterator[str]:
-    """Yield blocks of text; OptionError for one that holds more than characters."""
+def _characters(texts: Iterable[str]) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Yield blocks of text, and each one's numbers; OptionError where one is no character."""
     for text in texts:
         units = text.encode("utf-16-le", "surrogatepass") if isinstance(text, str) else b"\xff\xff"
-        if np.frombuffer(units, "<u2").max(initial=0) > END_OF_TEXT:
+        numbers = np.frombuffer(units, "<u2")
+        if numbers.max(initial=0) > END_OF_TEXT:
             raise OptionError(
                 "a block of text must hold characters from chr(0) to chr(256), as "
                 f"bytes.decode('latin-1') gives (got {shown(text)})"
             )
-        yield text
+        yield text, numbers
 
 
 def _words(texts: Iterable[str]) -> Iterator[list[str]]:
     """Yield the words of one long text block by block."""
     held = ""
-    for text in _characters(texts):
+    for text, _ in _characters(texts):
         words = _WORD.findall(held + text)
         # More text may lengthen the last word; it can change no other.
         held = words.pop() if words else ""

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_origin
 
-import numpy as np
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -22,6 +21,7 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
+from minigen.arguments import endless
 from minigen.decoding.policy import OPTIONS, Biases, Policy
 from minigen.errors import MinigenError, OptionError, listed, shown
 from minigen.model.head import gradient_bits
@@ -38,12 +38,8 @@ class Rule(str):
     """What completes the sentence "KEY must be …": the text of every error of that key."""
 
 
-def _integer(value: Any) -> Any:
-    return int(value) if isinstance(value, np.integer) else value
-
-
 STRING = Rule("a string of Unicode")
-Integer = Annotated[int, BeforeValidator(_integer)]
+Integer = Annotated[int, BeforeValidator(endless)]
 Count = Annotated[Integer, Field(ge=0, lt=2**63), Rule("an integer from 0 to below 2**63")]
 Size = Annotated[Integer, Field(ge=1, le=MOST_TERMS), Rule(f"an integer from 1 to {MOST_TERMS}")]
 VocabSize = Annotated[
